@@ -1,0 +1,63 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORE := $(VENV)/.core-installed
+DEV := $(VENV)/.dev-installed
+BENCH := $(VENV)/.bench-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-full test-learn test-wheel lint type format bench clean
+
+help: ## list these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "rl_training needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and pinned: an unpinned torch pulls gigabytes of CUDA libraries.
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt $(CORE)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,dev]'
+	@touch $@
+
+$(BENCH): pyproject.toml constraints.txt $(CORE)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
+
+train: $(CORE) ## train PPO on CartPole-v1 (about a minute, set-up aside)
+	@$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
+
+test: $(DEV) ## run the tests
+	$(BIN)/python -m pytest -m "not full and not learn"
+
+test-full: $(DEV) ## every test but the learning runs: the whole resume cross product
+	$(BIN)/python -m pytest -m "not learn"
+
+test-learn: $(DEV) ## train presets to their published bars, five seeds each (minutes)
+	$(BIN)/python -m pytest -m learn --timeout 3600 -s
+
+test-wheel: $(CORE) ## build a wheel, install it in an empty environment, train from it elsewhere
+	PYTHON=$(PYTHON) PIP=$(BIN)/pip sh scripts/test_wheel.sh
+
+lint: $(DEV) ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(DEV) ## mypy, strict
+	$(BIN)/mypy
+
+format: $(DEV) ## rewrite files the way lint wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCH) ## speed against Stable-Baselines3, in one run on this machine
+	$(BIN)/python benchmarks/ppo_cartpole.py
+
+clean: ## remove the environment and caches (runs/ stays)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

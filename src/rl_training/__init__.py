@@ -1,0 +1,37 @@
+"""Reinforcement learning that is fast, readable and exactly resumable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rl_training._lazy import lazy_exports
+from rl_training.version import __version__
+
+if TYPE_CHECKING:
+    from rl_training.api.algorithms import PPO as PPO
+    from rl_training.config import TrainConfig as TrainConfig
+    from rl_training.envs.factory import make_env as make_env
+    from rl_training.envs.factory import make_vector_env as make_vector_env
+    from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
+    from rl_training.runtime.trainer import TrainResult as TrainResult
+
+_EXPORTS = {
+    "PPO": "rl_training.api.algorithms:PPO",
+    "TrainConfig": "rl_training.config:TrainConfig",
+    "TrainResult": "rl_training.runtime.trainer:TrainResult",
+    "make_env": "rl_training.envs.factory:make_env",
+    "make_vector_env": "rl_training.envs.factory:make_vector_env",
+    "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
+}
+
+__all__ = [
+    "PPO",
+    "TrainConfig",
+    "TrainResult",
+    "__version__",
+    "make_env",
+    "make_vector_env",
+    "train_ppo",
+]
+
+__getattr__, __dir__ = lazy_exports(__name__, {**_EXPORTS, "__version__": ""})

@@ -1,0 +1,3 @@
+from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
+
+__all__ = ["PPO", "PPOConfig", "ppo_loss"]

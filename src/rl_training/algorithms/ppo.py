@@ -1,0 +1,306 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.gradient_step import Acceleration, GradientStep, accelerate
+from rl_training.coerce import check_types, require
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.models.mlp_actor_critic import Evaluation
+from rl_training.types import Progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """PPO's knobs, by CleanRL's names where it has them."""
+
+    learning_rate: float = 2.5e-4
+    """Adam's step size at the start."""
+    anneal_lr: bool = True
+    """Lower the learning rate linearly to zero over the run."""
+    num_steps: int = 128
+    """Steps each environment takes per rollout."""
+    num_minibatches: int = 4
+    """Minibatches a rollout is split into."""
+    update_epochs: int = 4
+    """Passes over each rollout."""
+    gamma: float = 0.99
+    """Discount factor."""
+    gae_lambda: float = 0.95
+    """Decay of generalised advantage estimation."""
+    norm_adv: bool = True
+    """Standardise advantages within each minibatch."""
+    clip_coef: float = 0.2
+    """How far the probability ratio may move from 1."""
+    anneal_clip: bool = False
+    """Lower clip_coef linearly to zero over the run."""
+    clip_vloss: bool = False
+    """Clip the value function's change by clip_coef too."""
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to at most this norm."""
+    target_kl: float | None = None
+    """End a rollout's epochs once the policy has moved this far; unset: never."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers, of the policy and of the value network."""
+    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
+    """Activation between layers."""
+    log_std_init: float = 0.0
+    """Log of the action deviation at the start (Box actions, in units of half the range)."""
+    encoder: str | None = None
+    """A 'module:Class' taking the ObsSpec, with an output_size: replaces the flattening."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "algo_kwargs")
+        for name in ("num_steps", "num_minibatches", "update_epochs"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._require(self.learning_rate > 0, "learning_rate", "above 0")
+        for name in ("gamma", "gae_lambda"):
+            self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
+        for name in ("clip_coef", "max_grad_norm"):
+            self._require(getattr(self, name) > 0, name, "above 0")
+        for name in ("ent_coef", "vf_coef"):
+            self._require(getattr(self, name) >= 0, name, "zero or more")
+        if self.target_kl is not None:
+            self._require(self.target_kl > 0, "target_kl", "above 0")
+        for width in self.hidden_sizes:
+            self._require(width >= 1, "hidden_sizes", "widths of at least 1")
+
+    def _require(self, condition: bool, name: str, rule: str) -> None:
+        require(condition, f"algo_kwargs.{name}", rule, getattr(self, name))
+
+    def check_envs(self, num_envs: int) -> None:
+        """Refuse knobs that do not fit the number of environments."""
+        rows = num_envs * self.num_steps
+        require(
+            rows % self.num_minibatches == 0,
+            "algo_kwargs.num_minibatches",
+            f"a divisor of the rollout, num_envs * num_steps = {num_envs} * {self.num_steps}"
+            f" = {rows}",
+            self.num_minibatches,
+        )
+        require(rows > self.num_minibatches, "algo_kwargs.num_minibatches", f"below {rows}", rows)
+
+
+def ppo_loss(
+    minibatch: Mapping[str, Any],
+    *,
+    clip_coef: float | Tensor,
+    ent_coef: float,
+    vf_coef: float,
+    clip_vloss: bool = False,
+) -> dict[str, Tensor]:
+    """The clipped surrogate, value and entropy losses of a minibatch.
+
+    With ratio r = exp(logprobs - old_logprobs), advantage A and clip c:
+
+        policy_loss  = mean( max(-A r, -A clamp(r, 1 - c, 1 + c)) )
+        value_loss   = mean( (new_values - returns)^2 ) / 2
+        entropy_loss = mean( entropy )
+        loss         = policy_loss + vf_coef value_loss - ent_coef entropy_loss
+
+    Rows weigh as ``mask`` says, where there is one. ``approx_kl`` is the low-variance estimator
+    (r - 1) - log r of http://joschu.net/blog/kl-approx.html.
+    """
+    mask = minibatch.get("mask")
+
+    def mean(x: Tensor) -> Tensor:
+        return x.mean() if mask is None else (x * mask).sum() / mask.sum().clamp(min=1.0)
+
+    log_ratio = minibatch["logprobs"] - minibatch["old_logprobs"]
+    ratio = log_ratio.exp()
+    advantages = minibatch["advantages"]
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    policy_loss = -mean(torch.min(advantages * ratio, advantages * clipped))
+
+    new_values, returns = minibatch["new_values"], minibatch["returns"]
+    squared = (new_values - returns).square()
+    if clip_vloss:
+        old = minibatch["values"]
+        near = old + (new_values - old).clamp(-clip_coef, clip_coef)
+        squared = torch.max(squared, (near - returns).square())
+    value_loss = 0.5 * mean(squared)
+
+    entropy_loss = mean(minibatch["entropy"])
+    with torch.no_grad():
+        approx_kl = mean(ratio - 1 - log_ratio)
+        clip_fraction = mean(((ratio - 1).abs() > clip_coef).to(ratio.dtype))
+    return {
+        "loss": policy_loss + vf_coef * value_loss - ent_coef * entropy_loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy_loss": entropy_loss,
+        "approx_kl": approx_kl,
+        "clip_fraction": clip_fraction,
+    }
+
+
+def normalize_advantages(advantages: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero mean and unit deviation over the rows that count."""
+    if mask is None:
+        return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    count = mask.sum().clamp(min=2.0)
+    centred = advantages - (advantages * mask).sum() / count
+    deviation = ((centred.square() * mask).sum() / (count - 1)).sqrt()
+    return centred / (deviation + 1e-8)
+
+
+class ActorCritic(Protocol):
+    """What PPO needs of a model."""
+
+    def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
+        """Log-probability, entropy and value of each row."""
+        ...
+
+    def value(self, obs: Any) -> Tensor:
+        """Value of each observation."""
+        ...
+
+    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
+        """Take a rollout's observations in, once it has been learnt from."""
+        ...
+
+
+class PPO:
+    """PPO's whole learning phase: what happens between one rollout and the next."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: PPOConfig,
+        *,
+        generator: torch.Generator | None = None,
+        acceleration: Acceleration = "eager",
+    ) -> None:
+        self.model: ActorCritic = model
+        self.module: nn.Module = model
+        self.config = config
+        self.generator = generator if generator is not None else torch.Generator()
+        self.acceleration = acceleration
+        # As a tensor only where a changing float would make the compiler start over.
+        self._clip_coef: float | Tensor = config.clip_coef
+        if acceleration == "compile":
+            device = next(self.module.parameters()).device
+            self._clip_coef = torch.tensor(config.clip_coef, device=device)
+        self.update = GradientStep(
+            self.module,
+            self.loss,
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            acceleration=acceleration,
+        )
+        """One gradient step on a minibatch: the unit that is compiled."""
+        self._evaluate = accelerate(self.model.evaluate, acceleration)
+
+    def learn(self, rollout: RolloutBuffer, progress: Progress) -> dict[str, float]:
+        """Learn from a rollout; ``progress`` is that of the run when the rollout began."""
+        config = self.config
+        self._anneal(progress)
+        self.prepare(rollout)
+        updates: list[dict[str, Tensor]] = []
+        epochs = 0
+        for _ in range(config.update_epochs):
+            minibatches = rollout.iter_minibatches(config.num_minibatches, generator=self.generator)
+            epoch = [self.update(minibatch) for minibatch in minibatches]
+            updates += epoch
+            epochs += 1
+            if config.target_kl is not None and _mean(epoch, "approx_kl") > config.target_kl:
+                break
+        batch = rollout.flat()
+        self.model.update_normalizer(batch["obs"], rollout.valid.flatten())
+        metrics = {f"losses/{name}": _mean(updates, name) for name in updates[0]}
+        metrics["losses/explained_variance"] = explained_variance(batch)
+        metrics["losses/epochs"] = float(epochs)
+        metrics["losses/learning_rate"] = self.update.learning_rate
+        return metrics
+
+    @torch.no_grad()
+    def prepare(self, rollout: RolloutBuffer) -> None:
+        """Values, log-probabilities, bootstraps and advantages of a rollout, in batched passes.
+
+        Nothing of this is needed to choose an action, so collecting does not pay for it.
+        """
+        was = self._evaluate({key: rollout.flat()[key] for key in ("obs", "actions")})
+        rollout.logprobs.view(-1).copy_(was.logprob)
+        rollout.values.view(-1).copy_(was.value)
+        truncated = rollout.truncated_observations()
+        if truncated is not None:
+            index, final_obs = truncated
+            rollout.bootstrap.view(-1)[index] = self.model.value(final_obs)
+        rollout.compute_returns_and_advantages(
+            last_value=self.model.value(rollout.next_obs),
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+        )
+
+    def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """`ppo_loss` of the current model on stored data."""
+        now = self.model.evaluate(minibatch)
+        advantages = minibatch["advantages"]
+        if self.config.norm_adv:
+            advantages = normalize_advantages(advantages, minibatch.get("mask"))
+        full = {
+            **minibatch,
+            "advantages": advantages,
+            "logprobs": now.logprob,
+            "entropy": now.entropy,
+            "new_values": now.value,
+        }
+        return ppo_loss(
+            full,
+            clip_coef=self._clip_coef,
+            ent_coef=self.config.ent_coef,
+            vf_coef=self.config.vf_coef,
+            clip_vloss=self.config.clip_vloss,
+        )
+
+    def _anneal(self, progress: Progress) -> None:
+        left = 1.0 - progress.fraction
+        if self.config.anneal_lr:
+            self.update.learning_rate = self.config.learning_rate * left
+        if self.config.anneal_clip:
+            # A clip of exactly 0 would make every gradient zero but for the value's.
+            clip = max(self.config.clip_coef * left, 1e-6)
+            if isinstance(self._clip_coef, Tensor):
+                self._clip_coef.fill_(clip)
+            else:
+                self._clip_coef = clip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive; schedules are functions of progress and need nothing."""
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self.update.optimizer.state_dict(),
+            "minibatch_rng": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring a saved state back."""
+        self.module.load_state_dict(state["model"])
+        self.update.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["minibatch_rng"])
+
+
+def _mean(updates: list[dict[str, Tensor]], name: str) -> float:
+    return float(torch.stack([update[name] for update in updates]).mean())
+
+
+def explained_variance(batch: Mapping[str, Any]) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
+    returns, values = batch["returns"], batch["values"]
+    if "mask" in batch:
+        rows = batch["mask"] > 0
+        returns, values = returns[rows], values[rows]
+    variance = returns.var(correction=0)
+    if float(variance) == 0.0:
+        return 0.0
+    return float(1 - (returns - values).var(correction=0) / variance)

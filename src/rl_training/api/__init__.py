@@ -1,0 +1,3 @@
+from rl_training.api.algorithms import PPO, ManagedAlgorithm
+
+__all__ = ["PPO", "ManagedAlgorithm"]

@@ -1,0 +1,291 @@
+"""``rl-training``: train, eval, resume. Exit codes: 0 done, 2 the user's mistake, 1 a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rl_training.errors import ConfigError, NonFiniteError, UserError, WorkerError, did_you_mean
+from rl_training.version import __version__
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
+    from rl_training.runtime.trainer import TrainResult
+
+_HELP = f"""\
+rl-training {__version__}: train agents on Gymnasium environments.
+
+  rl-training train PRESET            train from a packaged preset, e.g. ppo/cartpole
+  rl-training train --config FILE     train from a YAML file; any flag overrides it
+  rl-training eval --checkpoint PATH  play whole episodes with a trained policy
+  rl-training resume --checkpoint PATH  go on with a run, exactly where it stopped
+
+PATH is a checkpoint or a run folder. 'rl-training COMMAND --help' lists every flag.
+"""
+
+
+def load_config(path: str | Path) -> TrainConfig[Any]:
+    """The config in a YAML file, or of a packaged preset by its name."""
+    from rl_training.config import config_from_file
+
+    return config_from_file(path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalArgs:
+    """Play whole episodes with a trained policy."""
+
+    checkpoint: Path
+    """A checkpoint, or a run folder (its last one)."""
+    num_episodes: int = 20
+    """Whole episodes to play."""
+    deterministic: bool = True
+    """Take the most likely action instead of sampling one."""
+    seed: int | None = None
+    """Which episodes; unset: derived from the run's seed, unlike those of training."""
+    device: Literal["auto", "cpu", "cuda", "mps"] | None = None
+    """Where the network runs; unset: as in training."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResumeArgs:
+    """Go on with a run where its checkpoint stands, in the same folder."""
+
+    checkpoint: Path
+    """A checkpoint, or a run folder (its last one)."""
+    total_timesteps: int | None = None
+    """A new end of the run, in steps from its start."""
+    horizon: Literal["new", "keep"] = "new"
+    """With a new end: evaluate schedules over the new total, or keep their final values."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # so that 'my_package:MyEnv-v0' beside us is found
+    warnings.showwarning = _show_warning
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(_HELP)
+        return 0
+    if args[0] == "--version":
+        sys.stdout.write(f"{__version__}\n")
+        return 0
+    command = _COMMANDS.get(args[0])
+    if command is None:
+        _say(f"error: unknown command {args[0]!r}.{did_you_mean(args[0], _COMMANDS)}")
+        return 2
+    try:
+        return command(args[1:])
+    except UserError as error:
+        _say(f"error: {error}")
+        return 2
+    except (WorkerError, NonFiniteError) as error:
+        _say(f"failed: {error}")
+        return 1
+    except KeyboardInterrupt:
+        _say("stopped")
+        return 1
+    except Exception:  # noqa: BLE001 - the last resort: a bug, or the user's environment
+        traceback.print_exc()
+        return 1
+
+
+def _train(args: list[str]) -> int:
+    from rl_training.config import (
+        TrainConfig,
+        algo_config_type,
+        config_from_mapping,
+        settings_from_file,
+    )
+    from rl_training.flags import parse_flags
+
+    source, args = _take_source(args)
+    as_json, args = _take_flag(args, "--json")
+    settings = settings_from_file(source) if source is not None else {}
+    algo = _peek(args, "--algo")
+    if algo is not None:
+        settings = {**settings, "algo": algo}
+        if source is not None and algo != settings_from_file(source).get("algo", "ppo"):
+            settings.pop("algo_kwargs", None)
+    try:
+        default = config_from_mapping(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}" if source is not None else str(error)) from None
+    typed: Any = TrainConfig[algo_config_type(default.algo)]  # type: ignore[misc]
+    config: TrainConfig[Any] = parse_flags(
+        typed,
+        args,
+        "rl-training train",
+        default=default,
+        description="Train an agent: [PRESET | --config FILE] [flags]. --json: a JSON last line.",
+    )
+    from rl_training.experiment.manager import ExperimentManager
+
+    trainer = ExperimentManager.setup(config)
+    _say(
+        f"{config.algo} on {config.env_id}: {trainer.total:,} steps, {config.num_envs} environments"
+        f" ({config.vectorization}), {trainer.device.type}, {trainer.threads} thread(s)"
+        f" -> {trainer.run_dir}"
+    )
+    return _finish(trainer.train(), as_json)
+
+
+def _resume(args: list[str]) -> int:
+    from rl_training.flags import parse_flags
+
+    options: ResumeArgs = parse_flags(ResumeArgs, args, "rl-training resume")
+    from rl_training.experiment.manager import ExperimentManager
+
+    trainer = ExperimentManager.resume(
+        options.checkpoint, total_timesteps=options.total_timesteps, horizon=options.horizon
+    )
+    if trainer.global_step >= trainer.total:
+        trainer.close()
+        _say(
+            f"{trainer.run_dir} has finished its {trainer.total:,} steps;"
+            " --total-timesteps N extends it"
+        )
+        if options.json:
+            _print_json(
+                {
+                    "run_dir": str(trainer.run_dir),
+                    "global_step": trainer.global_step,
+                    "status": "finished",
+                }
+            )
+        return 0
+    _say(f"resuming {trainer.run_dir} at step {trainer.global_step:,} of {trainer.total:,}")
+    if options.total_timesteps is not None and trainer.horizon == trainer.total:
+        _say(f"schedules now run over {trainer.horizon:,} steps: they jump at this point")
+    return _finish(trainer.train(), options.json)
+
+
+def _eval(args: list[str]) -> int:
+    from rl_training.flags import parse_flags
+
+    options: EvalArgs = parse_flags(EvalArgs, args, "rl-training eval")
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    result = evaluate_checkpoint(
+        options.checkpoint,
+        options.num_episodes,
+        deterministic=options.deterministic,
+        seed=options.seed,
+        device=options.device,
+    )
+    metrics = result.metrics()
+    sys.stdout.write(
+        f"return {metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+        f" (min {metrics['eval/return_min']:.2f}, max {metrics['eval/return_max']:.2f})"
+        f" over {options.num_episodes} episodes of {metrics['eval/length_mean']:.1f} steps\n"
+    )
+    if options.json:
+        _print_json(
+            {
+                "checkpoint": str(options.checkpoint),
+                "metrics": metrics,
+                "returns": list(result.returns),
+                "lengths": list(result.lengths),
+            }
+        )
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "resume": _resume,
+}
+
+
+def _finish(result: TrainResult, as_json: bool) -> int:
+    run, metrics = _shortest(result.run_dir), result.metrics
+    lines = [f"{result.stop_reason} at step {int(metrics['global_step']):,}"]
+    if "eval/return_mean" in metrics and not result.interrupted:
+        lines.append(
+            f"evaluation: return {metrics['eval/return_mean']:.1f}"
+            f" +/- {metrics['eval/return_std']:.1f} over {metrics['eval/episodes']:.0f} episodes"
+        )
+    lines += [
+        f"run:      {run}",
+        f"view:     tensorboard --logdir {run}",
+        f"evaluate: rl-training eval --checkpoint {run}",
+    ]
+    more = "" if result.interrupted else " --total-timesteps N"
+    lines.append(f"resume:   rl-training resume --checkpoint {run}{more}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    if as_json:
+        _print_json(
+            {
+                "run_dir": str(result.run_dir),
+                "checkpoint_path": str(result.checkpoint_path),
+                "status": "interrupted" if result.interrupted else "finished",
+                "stop_reason": result.stop_reason,
+                "global_step": int(metrics["global_step"]),
+                "metrics": metrics,
+            }
+        )
+    return 0
+
+
+def _shortest(path: Path) -> Path:
+    relative = Path(os.path.relpath(path))
+    return relative if len(str(relative)) < len(str(path)) else path
+
+
+def _take_source(args: list[str]) -> tuple[str | None, list[str]]:
+    """The preset (first word) or --config FILE."""
+    if args and not args[0].startswith("-"):
+        return args[0], args[1:]
+    value = _peek(args, "--config")
+    if value is None:
+        return None, args
+    for i, word in enumerate(args):
+        if word == "--config":
+            return value, args[:i] + args[i + 2 :]
+        if word.startswith("--config="):
+            return value, args[:i] + args[i + 1 :]
+    return None, args
+
+
+def _peek(args: list[str], flag: str) -> str | None:
+    for i, word in enumerate(args):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag:
+            if i + 1 == len(args) or args[i + 1].startswith("--"):
+                raise ConfigError(f"{flag} needs a value")
+            return args[i + 1]
+    return None
+
+
+def _take_flag(args: list[str], flag: str) -> tuple[bool, list[str]]:
+    return flag in args, [word for word in args if word != flag]
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    _say(f"warning: {message}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Strict conversion of plain values (YAML, keyword arguments) into typed dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from rl_training.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def build_dataclass(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Make a dataclass from a mapping: unknown keys and wrong types are refused by name."""
+    hints = typing.get_type_hints(cls)
+    fields = {f.name for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    prefix = f"{where}." if where else ""
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"unknown key '{prefix}{key}'.{did_you_mean(str(key), fields)}")
+    return cls(**{k: coerce(v, hints[k], f"{prefix}{k}") for k, v in values.items()})
+
+
+def check_types(instance: Any, where: str = "") -> None:
+    """Hold a frozen dataclass to its annotations, converting what is safe (1e6 to an int)."""
+    hints = typing.get_type_hints(type(instance))
+    prefix = f"{where}." if where else ""
+    for field in dataclasses.fields(instance):
+        hint = hints[field.name]
+        if isinstance(hint, TypeVar):
+            continue
+        value = coerce(getattr(instance, field.name), hint, f"{prefix}{field.name}")
+        object.__setattr__(instance, field.name, value)
+
+
+def coerce(value: Any, hint: Any, where: str) -> Any:
+    """Return ``value`` as ``hint`` or raise a :class:`ConfigError` that names ``where``."""
+    origin = get_origin(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        if value in get_args(hint) and not isinstance(value, bool):
+            return value
+        allowed = ", ".join(repr(a) for a in get_args(hint))
+        raise ConfigError(f"'{where}' must be one of {allowed}; got {value!r}")
+    if origin in (Union, types.UnionType):
+        return _coerce_union(value, get_args(hint), where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(where, "a list", value)
+        item = get_args(hint)[0]
+        return tuple(coerce(v, item, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
+            raise _wrong(where, "a mapping with string keys", value)
+        return dict(value)
+    return _coerce_scalar(value, hint, where)
+
+
+def _coerce_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    problems = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return coerce(value, option, where)
+        except ConfigError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _coerce_scalar(value: Any, hint: Any, where: str) -> Any:
+    if hint in _SCALARS:
+        wanted, convert = _SCALARS[hint]
+        converted = convert(value)
+        if converted is None:
+            raise _wrong(where, wanted, value)
+        return converted
+    if dataclasses.is_dataclass(hint):
+        return _coerce_dataclass(value, hint, where)
+    raise TypeError(f"{where}: no rule for the annotation {hint!r}")
+
+
+def _coerce_dataclass(value: Any, hint: Any, where: str) -> Any:
+    if isinstance(value, hint):
+        return value
+    from_plain = getattr(hint, "from_plain", None)
+    if from_plain is not None:
+        return from_plain(value, where)
+    if isinstance(value, Mapping):
+        return build_dataclass(hint, value, where)
+    raise _wrong(where, "a mapping", value)
+
+
+def _to_int(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _to_float(value: Any) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number else None
+
+
+_SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    bool: ("true or false", lambda v: v if isinstance(v, bool) else None),
+    int: ("a whole number", _to_int),
+    float: ("a number", _to_float),
+    str: ("a string", lambda v: v if isinstance(v, str) else None),
+    Path: ("a path", lambda v: Path(v) if isinstance(v, (str, Path)) else None),
+}
+"""What each type is called, and a conversion that gives None for what does not fit."""
+
+
+def _wrong(where: str, wanted: str, value: Any) -> ConfigError:
+    return ConfigError(f"'{where}' must be {wanted}; got {value!r} ({type(value).__name__})")
+
+
+def to_plain(instance: Any) -> Any:
+    """Dataclasses, tuples and paths as the plain values YAML and JSON hold."""
+    if dataclasses.is_dataclass(instance) and not isinstance(instance, type):
+        return {f.name: to_plain(getattr(instance, f.name)) for f in dataclasses.fields(instance)}
+    if isinstance(instance, Mapping):
+        return {key: to_plain(value) for key, value in instance.items()}
+    if isinstance(instance, (list, tuple)):
+        return [to_plain(value) for value in instance]
+    return str(instance) if isinstance(instance, Path) else instance
+
+
+def require(condition: bool, where: str, rule: str, value: Any) -> None:
+    """Refuse an impossible value, saying what is allowed."""
+    if not condition:
+        raise ConfigError(f"'{where}' must be {rule}; got {value!r}")

@@ -1,0 +1,270 @@
+"""`TrainConfig`: everything a run is, typed and validated, YAML in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from rl_training._lazy import resolve
+from rl_training.coerce import build_dataclass, check_types, require, to_plain
+from rl_training.errors import ConfigError, did_you_mean
+from rl_training.experiment.registry import ALGORITHMS
+from rl_training.yaml_io import dump_yaml, load_yaml_file
+
+FORMAT = 1
+_NOT_SETTINGS = {"format", "preset", "verified", "partial"}
+"""Keys of a config file that describe it instead of configuring a run."""
+
+AlgoConfig = TypeVar("AlgoConfig")
+
+
+@dataclasses.dataclass(frozen=True)
+class WrapperConfig:
+    """A Gymnasium wrapper put around every environment."""
+
+    path: str
+    """Where it lives, as 'module:Class'."""
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What its constructor gets after the environment."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "wrappers")
+        module, _, name = self.path.partition(":")
+        require(bool(module and name), "wrappers", "named as 'module:Class'", self.path)
+
+    @staticmethod
+    def from_plain(value: Any, where: str) -> WrapperConfig:
+        """Accept ``"module:Class"`` or ``{path: ..., kwargs: {...}}``."""
+        if isinstance(value, str):
+            return WrapperConfig(value)
+        if isinstance(value, Mapping):
+            return build_dataclass(WrapperConfig, value, where)
+        raise ConfigError(f"'{where}' must be 'module:Class' or a mapping; got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(Generic[AlgoConfig]):
+    """One training run. Every field is also a command-line flag."""
+
+    algo: str = "ppo"
+    """Algorithm, by its name in the registry."""
+    env_id: str = "CartPole-v1"
+    """Gymnasium id; 'my_package:MyEnv-v0' imports my_package first, so that it can register."""
+    seed: int = 1
+    """Every random stream of the run derives from this."""
+    total_timesteps: int = 100_000
+    """Environment steps to train for, over all environments; rounded up to whole iterations."""
+    num_envs: int = 8
+    """Environments stepped side by side."""
+    env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of gymnasium.make (on the command line: YAML, '{gravity: -5.0}')."""
+    vectorization: Literal["sync", "async", "native"] = "sync"
+    """How environments run: in this process, one process each, or the environment's own vector."""
+    worker_timeout: float = 60.0
+    """Seconds an async worker may take for one step or reset before the run is stopped."""
+    wrappers: tuple[WrapperConfig, ...] = ()
+    """Wrappers around each environment, innermost first (on the command line: YAML)."""
+
+    normalize_obs: bool = False
+    """Standardise observations by their running mean and variance, kept with the policy."""
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of the discounted return."""
+    clip_obs: float = 10.0
+    """Largest magnitude of a normalised observation."""
+    clip_reward: float = 10.0
+    """Largest magnitude of a normalised reward."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the networks live; 'auto': an accelerator for images, the CPU (faster) for vectors."""
+    acceleration: Literal["eager", "compile"] = "eager"
+    """How updates run; 'compile' fuses loss and gradients with torch.compile."""
+    torch_threads: int | None = None
+    """CPU threads of torch; unset: one for vector observations (faster there), else torch's own."""
+
+    eval_interval: int = 100_000
+    """Steps between evaluations; 0 leaves only the one at the end."""
+    eval_episodes: int = 10
+    """Whole episodes per evaluation; 0 turns evaluation off."""
+    eval_deterministic: bool = True
+    """Evaluate the most likely action instead of a sampled one."""
+
+    checkpoint_interval: int = 50_000
+    """Steps between checkpoints; 0 leaves only the one at the end."""
+    keep_checkpoints: int = 2
+    """Numbered checkpoints kept besides 'last' and 'best'."""
+
+    output_dir: Path = Path("runs")
+    """Folder that run folders are made in."""
+    log_interval: int = 0
+    """Steps between metric rows; 0 logs every iteration."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
+    wandb: bool = False
+    """Also log to Weights & Biases (needs the extra: pip install 'rl_training[wandb]')."""
+    wandb_project: str = "rl_training"
+    """Weights & Biases project."""
+    progress: bool = True
+    """Show a live progress bar (plain lines where the output is not a terminal)."""
+
+    init_from: Path | None = None
+    """Checkpoint whose policy weights the run starts from."""
+
+    algo_kwargs: AlgoConfig = cast("AlgoConfig", None)  # noqa: RUF009 - replaced at once below
+    """The algorithm's own knobs: a mapping, or its config dataclass."""
+
+    def __post_init__(self) -> None:
+        if self.algo not in ALGORITHMS:
+            raise ConfigError(f"unknown algo {self.algo!r}.{did_you_mean(self.algo, ALGORITHMS)}")
+        check_types(self)
+        object.__setattr__(self, "algo_kwargs", self._typed_algo_kwargs())
+        require(self.seed >= 0, "seed", "zero or more", self.seed)
+        for name in ("total_timesteps", "num_envs"):
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("eval_interval", "eval_episodes", "checkpoint_interval", "log_interval"):
+            require(getattr(self, name) >= 0, name, "zero or more", getattr(self, name))
+        require(self.keep_checkpoints >= 1, "keep_checkpoints", "at least 1", self.keep_checkpoints)
+        for name in ("worker_timeout", "clip_obs", "clip_reward"):
+            require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
+        if self.torch_threads is not None:
+            require(self.torch_threads >= 1, "torch_threads", "at least 1", self.torch_threads)
+        require(bool(self.env_id.strip()), "env_id", "the id of an environment", self.env_id)
+        if self.vectorization == "native" and self.wrappers:
+            raise ConfigError(
+                "'wrappers' cannot be put around a native vector; use vectorization: sync or async"
+            )
+        self.algo_kwargs.check_envs(self.num_envs)  # type: ignore[attr-defined]
+
+    def _typed_algo_kwargs(self) -> Any:
+        wanted = algo_config_type(self.algo)
+        given: Any = self.algo_kwargs
+        if given is None:
+            return wanted()
+        if isinstance(given, wanted):
+            return given
+        if isinstance(given, Mapping):
+            return build_dataclass(wanted, given, "algo_kwargs")
+        raise ConfigError(
+            f"'algo_kwargs' must be a mapping or {wanted.__name__} for algo {self.algo!r}; "
+            f"got {type(given).__name__}"
+        )
+
+    def with_overrides(self, **overrides: Any) -> TrainConfig[Any]:
+        """A copy with fields replaced; algorithm knobs are recognised by their names."""
+        return config_from_mapping(merge_settings(self.to_dict(), _sort_overrides(self, overrides)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what YAML, JSON and checkpoints hold."""
+        return cast("dict[str, Any]", to_plain(self))
+
+    def to_yaml(self) -> str:
+        """YAML that :func:`config_from_file` reads back to an equal config."""
+        return dump_yaml({"format": FORMAT, **self.to_dict()})
+
+
+def algo_config_type(algo: str) -> type[Any]:
+    """The config dataclass of an algorithm."""
+    return cast("type[Any]", resolve(ALGORITHMS[algo].config))
+
+
+def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {f.name for f in dataclasses.fields(config)}
+    knobs = {f.name for f in dataclasses.fields(config.algo_kwargs)}
+    result: dict[str, Any] = {}
+    moved: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key == "algo_kwargs":
+            moved.update(to_plain(value))
+        elif key in fields:
+            result[key] = value
+        elif key in knobs:
+            moved[key] = value
+        else:
+            raise ConfigError(f"unknown override '{key}'.{did_you_mean(key, fields | knobs)}")
+    return {**result, "algo_kwargs": moved} if moved else result
+
+
+def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay ``over`` on ``base``: algorithm knobs one by one (unless the algorithm changes)."""
+    merged = {**base, **over}
+    same_algo = over.get("algo", base.get("algo")) == base.get("algo")
+    knobs, new_knobs = base.get("algo_kwargs"), over.get("algo_kwargs")
+    if isinstance(knobs, Mapping) and same_algo:
+        merged["algo_kwargs"] = {**knobs, **(new_knobs or {})}
+    elif not same_algo:
+        merged["algo_kwargs"] = new_knobs
+    return merged
+
+
+def config_from_mapping(values: Mapping[str, Any]) -> TrainConfig[Any]:
+    """Validate plain values into a config."""
+    fields = {f.name for f in dataclasses.fields(TrainConfig)}
+    for key in values:
+        if key not in fields:
+            hint = did_you_mean(str(key), fields)
+            algo = values.get("algo", "ppo")
+            if algo in ALGORITHMS and key in {
+                f.name for f in dataclasses.fields(algo_config_type(algo))
+            }:
+                hint = " It is a knob of the algorithm: put it under 'algo_kwargs'."
+            raise ConfigError(f"unknown key '{key}'.{hint}")
+    return TrainConfig(**values)
+
+
+def presets_dir() -> Path:
+    """The packaged presets."""
+    return Path(__file__).parent / "assets" / "configs"
+
+
+def preset_names() -> list[str]:
+    """Names that ``rl-training train NAME`` takes."""
+    root = presets_dir()
+    return sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml"))
+
+
+def find_config(name: str | Path) -> Path:
+    """A config file by its path, or a packaged preset by its name."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if str(name) in preset_names():
+        return presets_dir() / f"{name}.yaml"
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"config file {path} does not exist")
+    raise ConfigError(f"no preset or file {str(name)!r}.{did_you_mean(str(name), preset_names())}")
+
+
+def settings_from_file(name: str | Path) -> dict[str, Any]:
+    """The settings of a file, laid on the preset it names (if any)."""
+    path = find_config(name)
+    values = load_yaml_file(path)
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a mapping of settings, not {type(values).__name__}")
+    version = values.get("format", FORMAT)
+    if version != FORMAT:
+        raise ConfigError(
+            f"{path} has format {version!r}; this version of rl_training reads format {FORMAT}"
+            " (a newer rl_training is needed)"
+        )
+    settings = {key: value for key, value in values.items() if key not in _NOT_SETTINGS}
+    if "preset" in values:
+        preset = values["preset"]
+        if preset not in preset_names():
+            raise ConfigError(
+                f"{path}: no preset {preset!r}.{did_you_mean(str(preset), preset_names())}"
+            )
+        settings = merge_settings(settings_from_file(preset), settings)
+    return settings
+
+
+def config_from_file(name: str | Path) -> TrainConfig[Any]:
+    """Load a YAML file or a packaged preset."""
+    try:
+        return config_from_mapping(settings_from_file(name))
+    except ConfigError as error:
+        if str(find_config(name)) in str(error):
+            raise
+        raise ConfigError(f"{find_config(name)}: {error}") from None

@@ -1,0 +1,3 @@
+from rl_training.data.rollout_buffer import RolloutBuffer
+
+__all__ = ["RolloutBuffer"]

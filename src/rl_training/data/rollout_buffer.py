@@ -1,0 +1,199 @@
+"""On-policy storage: one rollout of every environment, with advantages by GAE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.errors import NonFiniteError
+from rl_training.tree import tree_leaves, tree_map, tree_stack
+from rl_training.types import Array, Obs, VectorStep
+
+TensorObs: TypeAlias = Tensor | dict[str, Tensor]
+Shape: TypeAlias = tuple[int, ...]
+
+
+class RolloutBuffer:
+    """``num_steps`` x ``num_envs`` transitions, allocated once.
+
+    ``dones[t]`` says that the episode ended with the action at t; ``bootstrap[t]`` is the value
+    of the true final observation where the episode was truncated there, else 0; ``valid[t]`` is
+    False on a reset-only row. Minibatches carry ``valid`` as ``mask`` where ``masked`` is set.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        obs_shape: Shape | Mapping[str, Shape],
+        action_shape: Shape,
+        *,
+        obs_dtype: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
+        action_dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        masked: bool = False,
+    ) -> None:
+        self.num_steps = num_steps
+        self.num_envs = num_envs
+        self.masked = masked
+        self.device = torch.device(device)
+
+        def grid(shape: Shape = (), dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros((num_steps, num_envs, *shape), dtype=dtype, device=self.device)
+
+        self.obs: TensorObs
+        if isinstance(obs_shape, Mapping):
+            dtypes = (
+                obs_dtype if isinstance(obs_dtype, Mapping) else dict.fromkeys(obs_shape, obs_dtype)
+            )
+            self.obs = {k: grid(tuple(shape), dtypes[k]) for k, shape in obs_shape.items()}
+        else:
+            if isinstance(obs_dtype, Mapping):
+                raise TypeError("a mapping of obs_dtype goes with a mapping of obs_shape")
+            self.obs = grid(tuple(obs_shape), obs_dtype)
+        self.actions = grid(tuple(action_shape), action_dtype)
+        self.logprobs = grid()
+        self.rewards = grid()
+        self.dones = grid()
+        self.values = grid()
+        self.bootstrap = grid()
+        self.valid = torch.ones_like(self.rewards, dtype=torch.bool)
+        self.advantages = grid()
+        self.returns = grid()
+        self.next_obs: TensorObs = tree_map(lambda leaf: torch.zeros_like(leaf[0]), self.obs)
+        self.position = 0
+        self._final: list[tuple[int, Array, Obs]] = []
+        self._obs_slots: Any = tree_map(_slots, self.obs)
+        self._slots = [_slots(t) for t in (self.actions, self.rewards, self.dones, self.valid)]
+
+    def reset(self) -> None:
+        """Forget the rollout; its memory is written again."""
+        self.position = 0
+        self.bootstrap.zero_()
+        self._final.clear()
+
+    def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
+        """Append one step of every environment.
+
+        ``record`` holds further tensors of this step for fields of the same names.
+        """
+        t = self.position
+        if t >= self.num_steps:
+            raise RuntimeError(f"the rollout already holds its {self.num_steps} steps: reset() it")
+        if isinstance(obs, dict):
+            for key, leaf in obs.items():
+                self._obs_slots[key][t] = leaf
+        else:
+            self._obs_slots[t] = obs
+        actions, rewards, dones, valid = self._slots
+        actions[t] = action
+        rewards[t] = step.reward
+        dones[t] = step.terminated | step.truncated
+        valid[t] = step.valid
+        for name, tensor in record.items():
+            getattr(self, name)[t] = tensor
+        if step.truncated.any():
+            # Termination wins where both are reported: there is nothing after it to bootstrap.
+            rows = np.flatnonzero(step.truncated & ~step.terminated)
+            if rows.size:
+                self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], step.final_obs)))
+        self.position = t + 1
+        if self.position == self.num_steps:
+            tree_map(lambda slot, leaf: slot.copy_(torch.from_numpy(leaf)), self.next_obs, step.obs)
+
+    def truncated_observations(self) -> tuple[Tensor, TensorObs] | None:
+        """Flat (time x environment) indices of truncated steps and their final observations."""
+        if not self._final:
+            return None
+        index = np.concatenate([t * self.num_envs + rows for t, rows, _ in self._final])
+        stacked: Any = tree_stack(np.concatenate, [rows for _, _, rows in self._final])
+        obs: Any = tree_map(lambda leaf: torch.from_numpy(leaf).to(self.device), stacked)
+        return torch.from_numpy(index).to(self.device), obs
+
+    def compute_returns_and_advantages(
+        self, *, last_value: Tensor, gamma: float, gae_lambda: float
+    ) -> None:
+        """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
+
+        delta_t = r_t + gamma [(1 - done_t) V_{t+1} + bootstrap_t] - V_t
+        A_t     = delta_t + gamma lambda (1 - done_t) A_{t+1},  returns = A + V
+
+        ``last_value`` is the value of the observation after the last step.
+        """
+        going_on = 1.0 - self.dones
+        next_values = torch.cat((self.values[1:], last_value.reshape(1, -1).to(self.values)))
+        delta = self.rewards + gamma * (going_on * next_values + self.bootstrap) - self.values
+        decay = gamma * gae_lambda * going_on
+        advantage = torch.zeros_like(delta[0])
+        rows = zip(
+            reversed(self.advantages.unbind()),
+            reversed(delta.unbind()),
+            reversed(decay.unbind()),
+            strict=True,
+        )
+        for slot, delta_t, decay_t in rows:
+            advantage = torch.addcmul(delta_t, decay_t, advantage, out=slot)
+        torch.add(self.advantages, self.values, out=self.returns)
+
+    def flat(self) -> dict[str, Any]:
+        """The rollout as one batch of ``num_steps * num_envs`` rows."""
+        batch: dict[str, Any] = {
+            "obs": tree_map(lambda leaf: leaf.flatten(0, 1), self.obs),
+            "actions": self.actions.flatten(0, 1),
+            "old_logprobs": self.logprobs.flatten(),
+            "values": self.values.flatten(),
+            "advantages": self.advantages.flatten(),
+            "returns": self.returns.flatten(),
+        }
+        if self.masked:
+            batch["mask"] = self.valid.flatten().to(self.rewards.dtype)
+        return batch
+
+    def iter_minibatches(
+        self, num_minibatches: int, *, generator: torch.Generator | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """One epoch: every row once, in random order, in ``num_minibatches`` equal parts."""
+        rows = self.num_steps * self.num_envs
+        if num_minibatches < 1 or rows % num_minibatches:
+            raise ValueError(f"{num_minibatches} minibatches do not divide {rows} rows")
+        order = torch.randperm(rows, generator=generator).to(self.device)
+        size = rows // num_minibatches
+        # Shuffled once per epoch: minibatches are then slices, which cost nothing.
+        epoch: dict[str, Any] = {
+            key: tree_map(lambda leaf: leaf.index_select(0, order).split(size), value)
+            for key, value in self.flat().items()
+        }
+        for i in range(num_minibatches):
+            yield {key: tree_map(lambda leaf, i=i: leaf[i], value) for key, value in epoch.items()}
+
+    def check_finite(self, first_step: int) -> None:
+        """Refuse a NaN or infinity from an environment, naming where it came from."""
+        named = [("reward", self.rewards), ("action", self.actions)]
+        keys = list(self.obs) if isinstance(self.obs, dict) else ["observation"]
+        named += zip(keys, tree_leaves(self.obs), strict=True)
+        for name, tensor in named:
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                t, env = (~torch.isfinite(tensor)).nonzero()[0, :2].tolist()
+                raise NonFiniteError(
+                    f"{name} is not finite in environment {env}, {t} vector steps after global "
+                    f"step {first_step}"
+                )
+
+
+class _DeviceSlots:
+    """Rows of a tensor on an accelerator, written from arrays."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __setitem__(self, t: int, value: Array) -> None:
+        self._tensor[t].copy_(torch.from_numpy(np.ascontiguousarray(value)))
+
+
+def _slots(tensor: Tensor) -> Array | _DeviceSlots:
+    """Something to write rows to: a NumPy store is several times cheaper than a torch one."""
+    return tensor.numpy() if tensor.device.type == "cpu" else _DeviceSlots(tensor)

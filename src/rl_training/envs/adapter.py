@@ -1,0 +1,207 @@
+"""`VectorAdapter`: one way to step environments, right under every autoreset mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rl_training.envs import spaces
+from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.errors import ConfigError
+from rl_training.seeding import stream_seed
+from rl_training.tree import tree_leaves, tree_map
+from rl_training.types import Array, Episode, Obs, VectorStep
+
+_NATIVE_STATE: dict[type, tuple[str, ...]] = {CartPoleVectorEnv: ("state", "steps", "prev_done")}
+"""Native vectors whose state is these arrays and their random generator."""
+
+
+class VectorAdapter:
+    """Hides a Gymnasium vector environment behind `VectorStep`; nobody else knows its mode."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], seed: int) -> None:
+        self.env = env
+        self.num_envs = env.num_envs
+        self.action_spec = spaces.action_spec(env.single_action_space)
+        self.obs_spec = spaces.obs_spec(env.single_observation_space, self.action_spec)
+        self.mode = _autoreset_mode(env)
+        self.has_invalid_rows = self.mode is AutoresetMode.NEXT_STEP
+        self._seed = seed
+        self._valid = np.ones(self.num_envs, bool)
+        self._none_done = np.zeros(self.num_envs, bool)
+        self._pending_reset = np.zeros(self.num_envs, bool)
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+        self._state = _StateAccess(env)
+
+    def reset(self) -> Obs:
+        """Begin the first episode of every environment."""
+        obs, _ = self._state.first_reset(self._seed)
+        self._returns[:] = 0
+        self._lengths[:] = 0
+        self._pending_reset[:] = False
+        return self.obs_spec.cast(obs)
+
+    def reseed(self, seed: int) -> Obs:
+        """Begin anew, as another run with another seed would."""
+        self._seed = seed
+        self._state.reseed(seed)
+        return self.reset()
+
+    def step(self, action: Array) -> VectorStep:
+        """Step with policy actions (see `ActionSpec`); resets happen underneath."""
+        raw, reward, terminated, truncated, info = self.env.step(self.action_spec.to_env(action))
+        obs = self.obs_spec.cast(raw)
+        valid = self._valid
+        if self.has_invalid_rows and self._pending_reset.any():
+            valid = ~self._pending_reset
+        done = terminated | truncated
+        self._returns += reward
+        self._lengths += valid
+        if not done.any():
+            self._pending_reset = self._none_done
+            return VectorStep(obs, obs, reward, terminated, truncated, valid, ())
+        episodes = tuple(
+            Episode(int(i), float(self._returns[i]), int(self._lengths[i]))
+            for i in np.flatnonzero(done)
+        )
+        self._returns[done] = 0.0
+        self._lengths[done] = 0
+        obs, final_obs = self._across_reset(obs, done, info)
+        return VectorStep(obs, final_obs, reward, terminated, truncated, valid, episodes)
+
+    def _across_reset(self, obs: Obs, done: Array, info: dict[str, Any]) -> tuple[Obs, Obs]:
+        """The observation the actor sees next and the true successor, where episodes ended."""
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self._pending_reset = done
+            return obs, obs
+        if self.mode is AutoresetMode.DISABLED:
+            raw, _ = self.env.reset(options={"reset_mask": done})
+            return self.obs_spec.cast(raw), obs
+        final_obs = tree_map(np.copy, obs)
+        for i in np.flatnonzero(done):
+            row = info["final_obs"][i]
+            if isinstance(final_obs, dict):
+                for key, leaf in final_obs.items():
+                    leaf[i] = row[key]
+            else:
+                final_obs[i] = row
+        return obs, final_obs
+
+    @property
+    def exactly_resumable(self) -> bool:
+        """Whether :meth:`load_state_dict` can bring the environments back bit for bit."""
+        return self._state.kind != "none"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that brings the environments back."""
+        return {
+            "seed": self._seed,
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "pending_reset": self._pending_reset.copy(),
+            "envs": self._state.save(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], expected: Obs) -> tuple[Obs, bool]:
+        """Bring the environments back: the observation to go on from, and whether it is exact.
+
+        It is not where the state could not be saved (new episodes begin then), nor where the
+        restored environments show something else than ``expected``.
+        """
+        self._seed = int(state["seed"])
+        if not self.exactly_resumable or state["envs"] is None:
+            return self.reset(), False
+        rows = self._state.load(state["envs"])
+        self._returns = np.array(state["returns"], np.float64)
+        self._lengths = np.array(state["lengths"], np.int64)
+        self._pending_reset = np.array(state["pending_reset"], bool)
+        obs = self.obs_spec.cast(expected)
+        exact = True
+        for i, row in enumerate(rows):
+            if row is None:  # the environment restores a state of its own and shows nothing
+                continue
+            pairs = zip(tree_leaves(obs), tree_leaves(self.obs_spec.cast(row)), strict=True)
+            for leaf, seen in pairs:
+                exact = exact and np.array_equal(leaf[i], seen, equal_nan=seen.dtype.kind == "f")
+                leaf[i] = seen
+        return obs, exact
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ConfigError(
+            f"{type(env).__name__} does not state its autoreset mode (metadata['autoreset_mode']):"
+            " without it truncation cannot be right"
+        )
+    return mode
+
+
+class _StateAccess:
+    """How the state of one kind of vector environment is seeded, saved and brought back."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self._env = env
+        base = env.unwrapped
+        self._base: Any = base
+        self.kind = "none"
+        if isinstance(base, (SyncVectorEnv, WorkerVectorEnv)) and self._episodes_are_ours():
+            self.kind = "episodes"
+        elif type(base) in _NATIVE_STATE:
+            self.kind = "arrays"
+        elif hasattr(base, "get_state") and hasattr(base, "set_state"):
+            self.kind = "own"
+
+    def _episodes_are_ours(self) -> bool:
+        if isinstance(self._base, SyncVectorEnv):
+            return all(hasattr(env, "snapshot") for env in self._base.envs)
+        return True
+
+    def first_reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+        if self.kind == "episodes":
+            return self._env.reset()
+        return self._env.reset(seed=stream_seed(seed, "environment") >> 31)
+
+    def reseed(self, seed: int) -> None:
+        if self.kind == "episodes":
+            self._each("reseed", [seed] * self._env.num_envs)
+
+    def save(self) -> Any:
+        if self.kind == "episodes":
+            return list(self._env.call("snapshot"))  # type: ignore[attr-defined]
+        if self.kind == "arrays":
+            state = {name: getattr(self._base, name) for name in _NATIVE_STATE[type(self._base)]}
+            return {**state, "rng": self._base.np_random.bit_generator.state}
+        return self._base.get_state() if self.kind == "own" else None
+
+    def load(self, saved: Any) -> list[Any]:
+        """Restore; returns each environment's observation, None where it cannot be had."""
+        if self.kind == "episodes":
+            # A vector steps only after a reset; the snapshot then takes each environment over.
+            self._env.reset()
+            return self._each("restore", saved)
+        self._env.reset(seed=0)
+        if self.kind == "arrays":
+            for name in _NATIVE_STATE[type(self._base)]:
+                current = getattr(self._base, name)
+                setattr(self._base, name, np.array(saved[name], dtype=current.dtype))
+            self._base.np_random.bit_generator.state = saved["rng"]
+            return list(self._base.state.T.astype(np.float32))
+        self._base.set_state(saved)
+        return [None] * self._env.num_envs
+
+    def _each(self, method: str, arguments: list[Any]) -> list[Any]:
+        if isinstance(self._base, WorkerVectorEnv):
+            return self._base.call_each(method, arguments)
+        envs: list[Any] = self._base.envs
+        calls: list[Callable[[Any], Any]] = [getattr(env, method) for env in envs]
+        return [call(argument) for call, argument in zip(calls, arguments, strict=True)]

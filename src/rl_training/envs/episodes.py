@@ -1,0 +1,101 @@
+"""Episodes seeded by us, so that an environment's state is a number and the actions since."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import TimeLimit
+
+from rl_training.seeding import stream_seed
+from rl_training.types import Array
+
+
+class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+    """Seeds every episode from (seed, index, episode), records it, and can replay it.
+
+    It also adds ``info["episode"] = {"r": return, "l": length}`` at an episode's end.
+    An environment may offer ``get_state()`` and ``set_state(state)`` (plain values and arrays);
+    they then take the place of the replay, for episodes too slow to play again.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], seed: int, index: int) -> None:
+        super().__init__(env)
+        self._seed = seed
+        self._index = index
+        self._episode = -1
+        self._return = 0.0
+        self._length = 0
+        self._actions: list[Any] = []
+        self._has_own_state = env.has_wrapper_attr("get_state") and env.has_wrapper_attr(
+            "set_state"
+        )
+
+    def reseed(self, seed: int) -> None:
+        """Start the sequence of episodes of ``seed`` at the next reset."""
+        self._seed = seed
+        self._episode = -1
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin the next episode; an explicit ``seed`` starts a new sequence of them."""
+        if seed is not None:
+            self.reseed(seed)
+        self._episode += 1
+        return self._begin(options)
+
+    def _begin(self, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._return = 0.0
+        self._length = 0
+        self._actions.clear()
+        # Gymnasium environments take 32-bit seeds without complaint everywhere.
+        episode_seed = stream_seed(self._seed, "environment", self._index, self._episode) >> 31
+        return self.env.reset(seed=episode_seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step and record."""
+        if not self._has_own_state:
+            # A Box action is a view of the caller's array, which may be written again.
+            self._actions.append(action.copy() if isinstance(action, np.ndarray) else action)
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._return += reward  # type: ignore[operator]
+        self._length += 1
+        if terminated or truncated:
+            info = {**info, "episode": {"r": float(self._return), "l": self._length}}
+        return obs, reward, terminated, truncated, info
+
+    def snapshot(self) -> dict[str, Any]:
+        """What brings this environment back: plain values and arrays."""
+        state: dict[str, Any] = {"seed": self._seed, "episode": self._episode}
+        if self._has_own_state:
+            state["own"] = self.env.get_wrapper_attr("get_state")()
+            state["return"] = self._return
+            state["length"] = self._length
+        else:
+            state["actions"] = np.asarray(self._actions)
+        return state
+
+    def restore(self, state: dict[str, Any]) -> Any:
+        """Bring a snapshot back; returns the observation, or None where it cannot be had."""
+        self._seed = int(state["seed"])
+        self._episode = int(state["episode"])
+        obs, _ = self._begin()
+        if "own" in state:
+            self.env.get_wrapper_attr("set_state")(state["own"])
+            self._return = float(state["return"])
+            self._length = int(state["length"])
+            self._restore_time_limits()
+            return None
+        actions: Array = np.asarray(state["actions"])
+        for action in actions:
+            obs = self.step(action)[0]
+        return obs
+
+    def _restore_time_limits(self) -> None:
+        layer: Any = self.env
+        while isinstance(layer, gym.Wrapper):
+            if isinstance(layer, TimeLimit):
+                layer._elapsed_steps = self._length  # type: ignore[assignment]
+            layer = layer.env

@@ -1,0 +1,154 @@
+"""Environments in processes of their own: light to start, deaf to Ctrl-C, never left hanging."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import multiprocessing.connection
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from rl_training.errors import WorkerError
+
+_BROKEN = (EOFError, BrokenPipeError, ConnectionResetError)
+_START_TIMEOUT = 120.0
+
+
+class _QuietStart:
+    """Makes an environment inside a worker that leaves Ctrl-C to the main process."""
+
+    def __init__(self, make: Callable[[], gym.Env[Any, Any]]) -> None:
+        self._make = make
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return self._make()
+
+
+@contextlib.contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep workers from running the user's script again, as multiprocessing would.
+
+    The script may import torch, or start training without an ``if __name__`` guard. What it
+    defines reaches the workers all the same: Gymnasium pickles it by value.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+class WorkerVectorEnv(AsyncVectorEnv):
+    """Gymnasium's `AsyncVectorEnv` with timeouts and with errors that say what happened."""
+
+    def __init__(self, env_fns: list[Callable[[], gym.Env[Any, Any]]], timeout: float) -> None:
+        self._timeout = timeout
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["rl_training.envs.factory"])
+        with _main_module_hidden():
+            # copy=False: the adapter above makes its own copy of every observation.
+            super().__init__(
+                [_QuietStart(fn) for fn in env_fns],
+                context="forkserver",
+                autoreset_mode=AutoresetMode.SAME_STEP,
+                copy=False,
+            )
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> Any:
+        """Reset all; the first one also waits for the workers to come up."""
+        with self._named_failures():
+            self.reset_async(seed=seed, options=options)
+            return self.reset_wait(timeout=max(self._timeout, _START_TIMEOUT))
+
+    def step(self, actions: Any) -> Any:
+        """Step all, within the timeout."""
+        with self._named_failures():
+            self.step_async(actions)
+            return self.step_wait(timeout=self._timeout)
+
+    def call_each(self, name: str, arguments: list[Any]) -> list[Any]:
+        """Call method ``name`` of each environment with its own single argument."""
+        with self._named_failures():
+            for pipe, argument in zip(self.parent_pipes, arguments, strict=True):
+                pipe.send(("_call", (name, (argument,), {})))
+            return [self._answer(i) for i in range(self.num_envs)]
+
+    def _answer(self, index: int) -> Any:
+        pipe = self.parent_pipes[index]
+        if not pipe.poll(_START_TIMEOUT):
+            raise mp.TimeoutError
+        result, success = pipe.recv()
+        self._raise_if_errors([success if i == index else True for i in range(self.num_envs)])
+        return result
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        failed = [i for i, success in enumerate(successes) if not success]
+        if failed:
+            index, _, _, trace = self.error_queue.get(timeout=5)
+            self._kill()
+            raise WorkerError(f"environment {index} raised in its worker process:\n{trace}")
+
+    @contextlib.contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except mp.TimeoutError:
+            silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
+            self._kill()
+            raise WorkerError(
+                f"environment worker {silent} did not answer within {self._timeout:g} s"
+                " (worker_timeout); it was stopped"
+            ) from None
+        except _BROKEN:
+            message = self._describe_dead()
+            self._kill()
+            raise WorkerError(message) from None
+
+    def _describe_dead(self) -> str:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if not self.error_queue.empty():
+                index, _, _, trace = self.error_queue.get()
+                return f"environment {index} raised in its worker process:\n{trace}"
+            dead = [(i, p.exitcode) for i, p in enumerate(self.processes) if not p.is_alive()]
+            if dead:
+                index, code = dead[0]
+                how = f"was killed by signal {-code}" if code and code < 0 else f"exited ({code})"
+                return (
+                    f"environment worker {index} {how}: it sent no traceback. "
+                    "Its own output above may say more."
+                )
+            time.sleep(0.05)
+        return "an environment worker closed its connection without a word"
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+        for process in self.processes:
+            process.join(5)
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close politely where every worker still listens, by force where one does not."""
+        alive = all(process.is_alive() for process in self.processes)
+        if not alive or terminate:
+            self._kill()
+            for pipe in self.parent_pipes:
+                if pipe is not None:
+                    pipe.close()
+            return
+        try:
+            super().close_extras(timeout=5 if timeout is None else timeout)
+        except (*_BROKEN, mp.TimeoutError):
+            self._kill()

@@ -1,0 +1,75 @@
+"""Evaluation of an actor on environments of its own: exactly N whole episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.types import Progress
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
+    from rl_training.runtime.actors import Actor
+
+_MAX_EVAL_ENVS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalResult:
+    """Returns and lengths of the evaluated episodes."""
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def mean_return(self) -> float:
+        """Mean over episodes."""
+        return float(np.mean(self.returns))
+
+    def metrics(self) -> dict[str, float]:
+        """As logged."""
+        return {
+            "eval/return_mean": self.mean_return,
+            "eval/return_std": float(np.std(self.returns)),
+            "eval/return_min": float(np.min(self.returns)),
+            "eval/return_max": float(np.max(self.returns)),
+            "eval/length_mean": float(np.mean(self.lengths)),
+            "eval/episodes": float(len(self.returns)),
+        }
+
+
+def make_eval_env(
+    config: TrainConfig[Any], num_episodes: int, env_fn: EnvFn | None = None
+) -> VectorAdapter:
+    """Environments for evaluation, apart from those trained on."""
+    if config.vectorization == "native":
+        config = config.with_overrides(vectorization="sync")
+    count = min(num_episodes, _MAX_EVAL_ENVS)
+    return VectorAdapter(make_vector_env(config, count, env_fn=env_fn), config.seed)
+
+
+def evaluate_actor(actor: Actor, env: VectorAdapter, *, num_episodes: int, seed: int) -> EvalResult:
+    """Play ``num_episodes`` whole episodes.
+
+    Each environment plays a share fixed beforehand: counting the first N to finish would favour
+    short episodes.
+    """
+    share, rest = divmod(num_episodes, env.num_envs)
+    quota = [share + (i < rest) for i in range(env.num_envs)]
+    finished: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
+    obs = env.reseed(seed)
+    progress = Progress(1, 1)
+    while any(len(done) < wanted for done, wanted in zip(finished, quota, strict=True)):
+        action, _ = actor.act(obs, progress)
+        step = env.step(action)
+        for episode in step.episodes:
+            if len(finished[episode.env]) < quota[episode.env]:
+                finished[episode.env].append((episode.ret, episode.length))
+        if step.episodes:
+            actor.reset(step.terminated | step.truncated)
+        obs = step.obs
+    played = [episode for episodes in finished for episode in episodes]
+    return EvalResult(tuple(r for r, _ in played), tuple(n for _, n in played))

@@ -1,0 +1,229 @@
+"""`ExperimentManager`: a trainer ready to train, from a config or from a checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rl_training.checkpointing import find_checkpoint, load_checkpoint
+from rl_training.config import TrainConfig, config_from_mapping
+from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.registry import get_spec
+from rl_training.runs import (
+    describe_run,
+    make_run_dir,
+    read_json,
+    record_resume,
+    versions,
+    write_json,
+)
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.device import pick_device, pick_threads, torch_threads
+from rl_training.runtime.trainer import Setup, Trainer, TrainResult
+from rl_training.seeding import stream_seed
+from rl_training.types import ActionSpec, ObsSpec
+
+Horizon = Literal["new", "keep"]
+
+
+class ExperimentManager:
+    """Turns configs and checkpoints into trainers; call ``.train()`` on what it returns."""
+
+    @staticmethod
+    def setup(
+        config: TrainConfig[Any],
+        *,
+        callbacks: Sequence[Callback] = (),
+        env_fn: EnvFn | None = None,
+    ) -> Trainer:
+        """A trainer at the start of a new run."""
+        if config.init_from is not None:
+            find_checkpoint(config.init_from)
+        setup = _assemble(config, env_fn)
+        try:
+            if config.init_from is not None:
+                load_weights(setup.algorithm, config.init_from, setup.env)
+            setup.run_dir = make_run_dir(config)
+            (setup.run_dir / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+            exact = _is_exact(setup)
+            write_json(
+                setup.run_dir / "metadata.json",
+                describe_run(
+                    config,
+                    device=str(setup.device),
+                    torch_threads=setup.threads,
+                    resume="exact" if exact else "approximate",
+                ),
+            )
+            return setup.spec.trainer(setup, callbacks)
+        except BaseException:
+            setup.env.close()
+            raise
+
+    @staticmethod
+    def resume(
+        checkpoint: str | Path,
+        *,
+        total_timesteps: int | None = None,
+        horizon: Horizon = "new",
+        callbacks: Sequence[Callback] = (),
+        env_fn: EnvFn | None = None,
+    ) -> Trainer:
+        """A trainer that goes on where a checkpoint stands, in the same run folder.
+
+        ``total_timesteps`` moves the end; schedules are then evaluated over the new total, or
+        hold their final values with ``horizon="keep"``.
+        """
+        path = find_checkpoint(Path(checkpoint))
+        state = load_checkpoint(path)
+        if "training" not in state:
+            raise CheckpointError(
+                f"{path} holds a policy without its training state: it can be evaluated or used"
+                " with init_from, not resumed"
+            )
+        if state["custom_env"] and env_fn is None:
+            raise CheckpointError(
+                f"{path} was trained on an environment given as env_fn; resume it from Python:"
+                " resume_training(path, env_fn=...)"
+            )
+        config = config_from_state(state)
+        setup = _assemble(config, env_fn, threads=state["training"]["counters"]["threads"])
+        try:
+            _check_spaces(state, setup.env)
+            setup.run_dir = path.parent.parent
+            trainer = setup.spec.trainer(setup, callbacks)
+            exact = trainer.load_state_dict(state)
+            _warn_of_differences(setup.run_dir, exact)
+            details = _extend(trainer, total_timesteps, horizon)
+            record_resume(
+                setup.run_dir,
+                checkpoint=path.name,
+                step=trainer.global_step,
+                resume="exact" if exact and _is_exact(setup) else "approximate",
+                **details,
+            )
+        except BaseException:
+            setup.env.close()
+            raise
+        return trainer
+
+
+def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
+    """The config a checkpoint was written with."""
+    try:
+        return config_from_mapping(state["config"])
+    except ConfigError as error:
+        raise CheckpointError(f"the checkpoint's config cannot be used: {error}") from None
+
+
+def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None = None) -> Setup:
+    spec = get_spec(config.algo)
+    env = VectorAdapter(make_vector_env(config, env_fn=env_fn), config.seed)
+    try:
+        device = pick_device(config.device, env.obs_spec)
+        count = pick_threads(config, env.obs_spec) if threads is None else threads
+        algorithm = build_algorithm(config, env.obs_spec, env.action_spec, device, count)
+    except BaseException:
+        env.close()
+        raise
+    return Setup(spec, config, algorithm, env, env_fn, device, count, run_dir=Path())
+
+
+def build_algorithm(
+    config: TrainConfig[Any],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+    threads: int = 1,
+) -> Any:
+    """Networks and optimizers at their seeded start; training, eval and predict all use this."""
+    torch.manual_seed(stream_seed(config.seed, "parameters"))
+    with torch_threads(threads):
+        return get_spec(config.algo).build(config, obs_spec, action_spec, device)
+
+
+def load_weights(algorithm: Any, checkpoint: Path, env: VectorAdapter) -> None:
+    """Policy weights from another checkpoint."""
+    path = find_checkpoint(checkpoint)
+    state = load_checkpoint(path)
+    _check_spaces(state, env)
+    try:
+        algorithm.module.load_state_dict(state["algorithm"]["model"])
+    except (RuntimeError, KeyError) as error:
+        detail = " ".join(str(error).split())
+        raise CheckpointError(f"init_from: the weights of {path} do not fit: {detail}") from None
+
+
+def _check_spaces(state: Mapping[str, Any], env: VectorAdapter) -> None:
+    for name, now in (("obs_spec", env.obs_spec), ("action_spec", env.action_spec)):
+        if state[name] != now.to_plain():
+            raise CheckpointError(
+                f"the environment is not the one of the checkpoint: {name} was {state[name]},"
+                f" now {now.to_plain()}"
+            )
+
+
+def _is_exact(setup: Setup) -> bool:
+    eager_cpu = setup.device.type == "cpu" and setup.config.acceleration == "eager"
+    return eager_cpu and setup.env.exactly_resumable
+
+
+def _warn_of_differences(run_dir: Path, exact: bool) -> None:
+    metadata = read_json(run_dir / "metadata.json")
+    before, now = metadata.get("versions", {}), versions()
+    changed = [f"{k} {before[k]} -> {now[k]}" for k in before if k in now and before[k] != now[k]]
+    if changed:
+        warnings.warn(
+            f"versions differ from the run's: {', '.join(changed)}; the resumed run may differ too",
+            stacklevel=3,
+        )
+    if not exact:
+        warnings.warn(
+            "the environments could not be brought back exactly (new episodes, or a source of"
+            " randomness outside their seeds): this resume is approximate",
+            stacklevel=3,
+        )
+
+
+def _extend(trainer: Trainer, total_timesteps: int | None, horizon: Horizon) -> dict[str, Any]:
+    if total_timesteps is None:
+        return {}
+    new_total = trainer.round_up(total_timesteps)
+    if new_total < trainer.global_step:
+        raise ConfigError(
+            f"'total_timesteps' must be at least the {trainer.global_step} steps already done;"
+            f" got {total_timesteps}"
+        )
+    before = trainer.horizon
+    trainer.total = new_total
+    if horizon == "new":
+        trainer.horizon = new_total
+    step = trainer.global_step
+    details = {
+        "total_timesteps": new_total,
+        "horizon": trainer.horizon,
+        "progress_jump": [min(1.0, step / before), min(1.0, step / trainer.horizon)],
+    }
+    trainer.config = trainer.config.with_overrides(total_timesteps=total_timesteps)
+    return details
+
+
+def train_as(
+    algo: str,
+    config: TrainConfig[Any],
+    *,
+    callbacks: Sequence[Callback] = (),
+    env_fn: EnvFn | None = None,
+    **overrides: Any,
+) -> TrainResult:
+    """Train ``algo`` from a config meant for it."""
+    if config.algo != algo:
+        raise ConfigError(f"train_{algo} was given a config with algo: {config.algo}")
+    if overrides:
+        config = config.with_overrides(**overrides)
+    return ExperimentManager.setup(config, callbacks=callbacks, env_fn=env_fn).train()

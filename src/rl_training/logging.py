@@ -1,0 +1,150 @@
+"""Metric sinks: JSONL always, TensorBoard by default, Weights & Biases when asked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
+
+FORMAT = 1
+WALL_CLOCK = "time/"
+"""Metrics under this prefix are of the clock: two identical runs differ in them alone."""
+
+
+class Sink(Protocol):
+    """Takes rows of metrics."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take one row."""
+        ...
+
+    def close(self) -> None:
+        """Finish."""
+        ...
+
+
+class JsonlSink:
+    """One JSON object per line; the first line holds the format."""
+
+    def __init__(self, path: Path, resume_at: int | None = None) -> None:
+        if resume_at is None:
+            self._file = path.open("w", encoding="utf-8")
+            self._file.write(json.dumps({"format": FORMAT}) + "\n")
+        else:
+            _cut_back(path, resume_at)
+            self._file = path.open("a", encoding="utf-8")
+        self._file.flush()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a row and hand it to the operating system."""
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+
+    def offset(self) -> int:
+        """Length of the file now; a resumed run cuts it back to this."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _cut_back(path: Path, offset: int) -> None:
+    """Drop rows written after the checkpoint; they are kept in a file beside."""
+    content = path.read_bytes() if path.exists() else b""
+    if len(content) <= offset:
+        return
+    aside = path.with_name(f"{path.stem}.after-{offset}.{time.time_ns()}{path.suffix}")
+    aside.write_bytes(content[offset:])
+    with path.open("r+b") as file:
+        file.truncate(offset)
+
+
+class TensorBoardSink:
+    """TensorBoard events, a whole row in one (a scalar at a time costs several times more)."""
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder))
+        if purge_step is not None:
+            # Tells TensorBoard to forget what an interrupted run wrote from this step on.
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write a row as one event."""
+        values = [
+            self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()
+        ]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases, in the mode its own environment variables ask for."""
+
+    def __init__(self, config: TrainConfig[Any], run_dir: Path) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError("wandb: true needs pip install 'rl_training[wandb]'") from None
+        self._run: Any = wandb.init(
+            project=config.wandb_project,
+            name=run_dir.name,
+            id=run_dir.name,
+            resume="allow",
+            dir=str(run_dir),
+            config=config.to_dict(),
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log a row."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class MetricLogger:
+    """All sinks of a run."""
+
+    def __init__(
+        self,
+        config: TrainConfig[Any],
+        run_dir: Path,
+        *,
+        resume_at: int | None = None,
+        purge_step: int | None = None,
+    ) -> None:
+        self.jsonl = JsonlSink(run_dir / "metrics.jsonl", resume_at)
+        self._sinks: list[Sink] = [self.jsonl]
+        if config.tensorboard:
+            self._sinks.append(TensorBoardSink(run_dir / "tensorboard", purge_step))
+        if config.wandb:
+            self._sinks.append(WandbSink(config, run_dir))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one row to every sink."""
+        for sink in self._sinks:
+            sink.write(step, metrics)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            sink.close()

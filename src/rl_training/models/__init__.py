@@ -1,0 +1,3 @@
+from rl_training.models.mlp_actor_critic import MLPActorCritic
+
+__all__ = ["MLPActorCritic"]

@@ -1,0 +1,182 @@
+"""Action distributions as pure functions of network outputs, with the noise as an input."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.types import ActionSpec
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class ActionHead(Protocol):
+    """How a network's output becomes actions; ``mask`` marks the legal discrete choices."""
+
+    param_size: int
+    """Numbers the network gives per observation."""
+    noise_shape: tuple[int, ...]
+    """Shape of one action's noise."""
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Noise for a block of ``shape`` actions, on the generator's device."""
+        ...
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        """The action that ``noise`` selects."""
+        ...
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """The most likely action."""
+        ...
+
+    def logprob_entropy(
+        self, params: Tensor, actions: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of ``actions`` and the entropy, one number per row."""
+        ...
+
+
+class CategoricalHead(nn.Module):
+    """Discrete and MultiDiscrete: independent categoricals, sampled by the Gumbel-max trick."""
+
+    def __init__(self, nvec: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.nvec = list(nvec)
+        self.shape = shape
+        self.param_size = sum(nvec)
+        self.noise_shape: tuple[int, ...] = (self.param_size,)
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(
+            (*shape, *self.noise_shape), generator=generator, device=generator.device
+        )
+        tiny = torch.finfo(uniform.dtype).tiny
+        return -torch.log((-torch.log(uniform.clamp_(min=tiny))).clamp_(min=tiny))
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        return self._choose(_legal(params, mask) + noise)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        return self._choose(_legal(params, mask))
+
+    def _choose(self, scores: Tensor) -> Tensor:
+        if not self.shape:
+            return scores.argmax(-1)
+        parts = [part.argmax(-1) for part in torch.split(scores, self.nvec, -1)]
+        return torch.stack(parts, -1).reshape(*scores.shape[:-1], *self.shape)
+
+    def logprob_entropy(
+        self, params: Tensor, actions: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        logits = _legal(params, mask)
+        if not self.shape:
+            return _categorical(logits, actions)
+        columns = actions.reshape(*logits.shape[:-1], -1).unbind(-1)
+        parts = [
+            _categorical(part, column)
+            for part, column in zip(torch.split(logits, self.nvec, -1), columns, strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.stack(logprobs).sum(0), torch.stack(entropies).sum(0)
+
+
+def _legal(logits: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return logits
+    # Finite, so that p log p is 0 and not NaN for an illegal action.
+    return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+
+
+def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(logits, -1)
+    logprob = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return logprob, -(log_p.exp() * log_p).sum(-1)
+
+
+class GaussianHead(nn.Module):
+    """Box: a diagonal Gaussian with a learnt, state-independent deviation."""
+
+    def __init__(self, shape: tuple[int, ...], log_std_init: float) -> None:
+        super().__init__()
+        self.shape = shape
+        self.param_size = math.prod(shape)
+        self.noise_shape = shape
+        self.log_std = nn.Parameter(torch.full((self.param_size,), log_std_init))
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(
+            (*shape, *self.noise_shape), generator=generator, device=generator.device
+        )
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        return self._shaped(params) + self._shaped(self.log_std.exp()) * noise
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        return self._shaped(params)
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat.reshape(*flat.shape[:-1], *self.shape)
+
+    def logprob_entropy(
+        self, params: Tensor, actions: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        del mask
+        z = (actions.reshape(params.shape) - params) * torch.exp(-self.log_std)
+        log_std = self.log_std.sum()
+        logprob = -0.5 * z.square().sum(-1) - log_std - self.param_size * _LOG_SQRT_2PI
+        entropy = log_std + self.param_size * (0.5 + _LOG_SQRT_2PI)
+        return logprob, entropy.expand(logprob.shape)
+
+
+class BernoulliHead(nn.Module):
+    """MultiBinary: independent coins, sampled with logistic noise."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.param_size = math.prod(shape)
+        self.noise_shape = shape
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(
+            (*shape, *self.noise_shape), generator=generator, device=generator.device
+        )
+        return torch.logit(uniform, eps=1e-7)
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        return (self._shaped(params) + noise > 0).long()
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        return (self._shaped(params) > 0).long()
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat.reshape(*flat.shape[:-1], *self.shape)
+
+    def logprob_entropy(
+        self, params: Tensor, actions: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        del mask
+        flat = actions.reshape(params.shape).to(params.dtype)
+        log_p, log_q = nn.functional.logsigmoid(params), nn.functional.logsigmoid(-params)
+        logprob = (flat * log_p + (1 - flat) * log_q).sum(-1)
+        entropy = -(log_p.exp() * log_p + log_q.exp() * log_q).sum(-1)
+        return logprob, entropy
+
+
+def make_action_head(
+    spec: ActionSpec, log_std_init: float
+) -> CategoricalHead | GaussianHead | BernoulliHead:
+    """The head for an action spec."""
+    if spec.kind in ("discrete", "multi_discrete"):
+        return CategoricalHead(spec.nvec, spec.shape)
+    if spec.kind == "box":
+        return GaussianHead(spec.shape, log_std_init)
+    return BernoulliHead(spec.shape)

@@ -1,0 +1,201 @@
+"""A policy and a value function over vectors: two MLPs, or two heads on a user's encoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rl_training.errors import ConfigError
+from rl_training.models.action_heads import make_action_head
+from rl_training.models.normalizer import RunningNorm
+from rl_training.tree import tree_leaves
+from rl_training.types import ACTION_MASK, ActionSpec, Array, ObsSpec
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": functional.elu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+
+
+NUMPY_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0.0, out=x),
+}
+"""In place; an activation missing here acts through torch."""
+
+
+class Evaluation(NamedTuple):
+    """What a model says of stored actions, one number per row."""
+
+    logprob: Tensor
+    entropy: Tensor
+    value: Tensor
+
+
+class MLP(nn.Module):
+    """Linear layers with orthogonal weights (gain sqrt 2) and zero biases; the last is linear.
+
+    The layers are applied as functions: calling each as a module costs more than its arithmetic
+    while a few environments are stepped.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], activation: str, output_gain: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.layers = nn.ModuleList()
+        gains = [math.sqrt(2)] * (len(sizes) - 2) + [output_gain]
+        for n_in, n_out, gain in zip(sizes, sizes[1:], gains, strict=False):
+            layer = nn.Linear(n_in, n_out)
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+            self.layers.append(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply all layers."""
+        activate = ACTIVATIONS[self.activation]
+        *hidden, last = cast("Iterable[nn.Linear]", self.layers)
+        for layer in hidden:
+            x = activate(functional.linear(x, layer.weight, layer.bias))
+        return functional.linear(x, last.weight, last.bias)
+
+    def numpy_function(self) -> Callable[[Array], Array]:
+        """The same function over NumPy views of the same weights.
+
+        For the few rows of one vector step on a CPU it is several times faster than torch.
+        """
+        activate = NUMPY_ACTIVATIONS[self.activation]
+        *hidden, last = [
+            (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
+            for layer in cast("Iterable[nn.Linear]", self.layers)
+        ]
+
+        def forward(x: Array) -> Array:
+            for weight, bias in hidden:
+                x = x @ weight
+                x += bias
+                x = activate(x)
+            return x @ last[0] + last[1]  # type: ignore[no-any-return]
+
+        return forward
+
+
+class FlattenEncoder(nn.Module):
+    """Observations as one vector per row: every leaf flattened, side by side."""
+
+    def __init__(self, obs_spec: ObsSpec) -> None:
+        super().__init__()
+        for key, leaf in obs_spec.encoded.items():
+            if len(leaf.shape) == 3 and leaf.dtype == "uint8":
+                name = f"the observation {key!r}" if key else "the observation"
+                raise ConfigError(
+                    f"{name} is an image of shape {leaf.shape}; an MLP does not take images:"
+                    " set algo_kwargs.encoder to a 'module:Class' that does"
+                )
+        vector = not obs_spec.is_dict and len(obs_spec.leaves[""].shape) == 1
+        self.single_vector = vector and obs_spec.leaves[""].dtype == "float32"
+        self.output_size = sum(leaf.size for leaf in obs_spec.encoded.values())
+
+    def forward(self, obs: Tensor | dict[str, Tensor]) -> Tensor:
+        """Concatenate."""
+        if self.single_vector and isinstance(obs, Tensor):
+            return obs
+        return torch.cat([leaf.flatten(1).float() for leaf in tree_leaves(obs)], 1)
+
+
+class MLPActorCritic(nn.Module):
+    """Separate policy and value networks over (normalised) observations.
+
+    A user's ``encoder`` (a module class called with the `ObsSpec`, with an ``output_size``) is
+    shared by both.
+    """
+
+    def __init__(
+        self,
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        activation: str = "tanh",
+        log_std_init: float = 0.0,
+        encoder: type[nn.Module] | None = None,
+        normalize_obs: bool = False,
+        clip_obs: float = 10.0,
+    ) -> None:
+        super().__init__()
+        self.head = make_action_head(action_spec, log_std_init)
+        self.encoder = FlattenEncoder(obs_spec) if encoder is None else encoder(obs_spec)
+        features = int(self.encoder.output_size)  # type: ignore[arg-type]
+        self.norm: nn.ModuleDict | None = None
+        if normalize_obs:
+            # Module names may be neither empty nor hold dots: leaves are named by position.
+            self._leaf_names = {key: f"leaf{i}" for i, key in enumerate(obs_spec.encoded)}
+            self.norm = nn.ModuleDict(
+                {
+                    self._leaf_names[key]: RunningNorm(leaf.shape, clip_obs)
+                    for key, leaf in obs_spec.encoded.items()
+                }
+            )
+        self.actor = MLP((features, *hidden_sizes, self.head.param_size), activation, 0.01)
+        self.critic = MLP((features, *hidden_sizes, 1), activation, 1.0)
+
+    def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
+        """Parameters of the action distribution, and the action mask."""
+        features, mask = self._encode(obs)
+        return self.actor(features), mask
+
+    def numpy_policy(self) -> Callable[[Array], Array] | None:
+        """What `policy` computes, in NumPy, for vectors on a CPU; None where that cannot be."""
+        plain = isinstance(self.encoder, FlattenEncoder) and self.encoder.single_vector
+        on_cpu = next(self.parameters()).device.type == "cpu"
+        if not (plain and on_cpu and self.actor.activation in NUMPY_ACTIVATIONS):
+            return None
+        forward = self.actor.numpy_function()
+        if self.norm is None:
+            return forward
+        norm = cast("RunningNorm", self.norm[self._leaf_names[""]])
+        shift, scale, clip = norm.shift.numpy(), norm.scale.numpy(), norm.clip
+        return lambda obs: forward(np.clip((obs - shift) * scale, -clip, clip))
+
+    def value(self, obs: Any) -> Tensor:
+        """State values, one per row."""
+        features, _ = self._encode(obs)
+        return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
+
+    def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
+        """Log-probability and entropy of ``batch["actions"]``, and values, at ``batch["obs"]``."""
+        features, mask = self._encode(batch["obs"])
+        logprob, entropy = self.head.logprob_entropy(self.actor(features), batch["actions"], mask)
+        return Evaluation(logprob, entropy, self.critic(features).squeeze(-1))
+
+    def _encode(self, obs: Any) -> tuple[Tensor, Tensor | None]:
+        mask = None
+        if isinstance(obs, dict) and ACTION_MASK in obs:
+            mask = obs[ACTION_MASK]
+            obs = {key: leaf for key, leaf in obs.items() if key != ACTION_MASK}
+        if self.norm is not None:
+            obs = self._normalize(obs)
+        return self.encoder(obs), mask
+
+    def _normalize(self, obs: Any) -> Any:
+        norm = self.norm
+        assert norm is not None  # noqa: S101 - narrows the type
+        if isinstance(obs, dict):
+            return {key: norm[self._leaf_names[key]](leaf) for key, leaf in obs.items()}
+        return norm[self._leaf_names[""]](obs)
+
+    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
+        """Show the normaliser a rollout (flat rows; those not ``valid`` are left out)."""
+        if self.norm is None:
+            return
+        for key, name in self._leaf_names.items():
+            leaf = obs[key] if key else obs
+            self.norm[name].update(leaf[valid])  # type: ignore[operator]

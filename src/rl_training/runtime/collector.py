@@ -1,0 +1,121 @@
+"""The only loop that steps an environment in training."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from rl_training.envs import VectorAdapter
+from rl_training.models.normalizer import RewardNormalizer
+from rl_training.runtime.actors import Actor
+from rl_training.tree import tree_map
+from rl_training.types import Array, Episode, Obs, Progress, VectorStep
+
+_WINDOW = 100
+
+
+class Buffer(Protocol):
+    """Where transitions go."""
+
+    def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
+        """Store one step of every environment."""
+        ...
+
+
+class CollectResult(NamedTuple):
+    """What one call collected."""
+
+    steps: int
+    """Transitions that count (reset-only rows do not)."""
+    episodes: tuple[Episode, ...]
+
+
+class Collector:
+    """Moves environments forward with an actor and stores what happened."""
+
+    def __init__(
+        self,
+        env: VectorAdapter,
+        actor: Actor,
+        buffer: Buffer,
+        reward_normalizer: RewardNormalizer | None = None,
+    ) -> None:
+        self.env = env
+        self.actor = actor
+        self.buffer = buffer
+        self.reward_normalizer = reward_normalizer
+        self.obs: Obs | None = None
+        self.recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        """Return and length of the last hundred episodes."""
+
+    def collect(self, num_steps: int, progress: Progress) -> CollectResult:
+        """Take ``num_steps`` steps in every environment."""
+        obs = self.env.reset() if self.obs is None else self.obs
+        steps = 0
+        episodes: list[Episode] = []
+        for _ in range(num_steps):
+            action, record = self.actor.act(obs, progress)
+            step = self.env.step(action)
+            steps += self.env.num_envs
+            if self.env.has_invalid_rows:
+                steps -= int(np.count_nonzero(~step.valid))
+            if step.episodes:
+                episodes += step.episodes
+                self.actor.reset(step.terminated | step.truncated)
+            if self.reward_normalizer is not None:
+                done = step.terminated | step.truncated
+                reward = self.reward_normalizer(step.reward, done, step.valid)
+                step = step._replace(reward=reward)
+            self.buffer.add(obs, action, record, step)
+            obs = step.obs
+        self.obs = obs
+        self.recent.extend((episode.ret, episode.length) for episode in episodes)
+        return CollectResult(steps, tuple(episodes))
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the last hundred training episodes."""
+        if not self.recent:
+            return {}
+        returns, lengths = zip(*self.recent, strict=True)
+        return {
+            "rollout/return_mean": float(np.mean(returns)),
+            "rollout/length_mean": float(np.mean(lengths)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive."""
+        return {
+            "obs": self.obs,
+            "env": self.env.state_dict(),
+            "recent": [list(episode) for episode in self.recent],
+            "reward_normalizer": (
+                self.reward_normalizer.state_dict() if self.reward_normalizer else None
+            ),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Bring a saved state back; False where the environments could not be, exactly."""
+        self.recent.clear()
+        self.recent.extend((float(ret), int(length)) for ret, length in state["recent"])
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+        if state["obs"] is None:
+            return True
+        expected = tree_map(np.asarray, state["obs"])
+        self.obs, exact = self.env.load_state_dict(_as_arrays(state["env"]), expected)
+        return exact
+
+
+def _as_arrays(value: Any) -> Any:
+    """Stored tensors as the arrays that environments know."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {key: _as_arrays(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_arrays(item) for item in value]
+    return value

@@ -1,0 +1,52 @@
+"""Devices and threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rl_training.errors import ConfigError
+from rl_training.types import ObsSpec
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
+
+
+def has_images(obs_spec: ObsSpec) -> bool:
+    """Whether an observation holds pixels."""
+    return any(len(leaf.shape) == 3 for leaf in obs_spec.encoded.values())
+
+
+def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
+    """The torch device of a config; one that is not there is refused, never replaced."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        if has_images(obs_spec):
+            return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+        return torch.device("cpu")
+    if (name == "cuda" and not cuda) or (name == "mps" and not mps):
+        raise ConfigError(
+            f"device: {name} was asked for, but torch finds none; use 'cpu' or 'auto'"
+        )
+    return torch.device(name)
+
+
+def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec) -> int:
+    """How many CPU threads torch should use."""
+    if config.torch_threads is not None:
+        return config.torch_threads
+    return torch.get_num_threads() if has_images(obs_spec) else 1
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Use ``count`` threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,84 @@
+"""PPO on the shared runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_training._lazy import resolve
+from rl_training.algorithms.ppo import PPO, PPOConfig
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.runtime.actors import Actor, GreedyActor, PolicyActor
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.on_policy import OnPolicyTrainer
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.trainer import TrainResult
+from rl_training.seeding import torch_stream
+from rl_training.types import ActionSpec, ObsSpec
+
+
+def build_ppo(
+    config: TrainConfig[PPOConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+) -> PPO:
+    """PPO and its model, at the start of the config's random streams."""
+    knobs = config.algo_kwargs
+    model = MLPActorCritic(
+        obs_spec,
+        action_spec,
+        hidden_sizes=knobs.hidden_sizes,
+        activation=knobs.activation,
+        log_std_init=knobs.log_std_init,
+        encoder=_encoder(knobs.encoder),
+        normalize_obs=config.normalize_obs,
+        clip_obs=config.clip_obs,
+    ).to(device)
+    return PPO(
+        model,
+        knobs,
+        generator=torch_stream(config.seed, "minibatches"),
+        acceleration=config.acceleration,
+    )
+
+
+def _encoder(path: str | None) -> type[torch.nn.Module] | None:
+    if path is None:
+        return None
+    try:
+        found: type[torch.nn.Module] = resolve(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"'algo_kwargs.encoder': cannot find {path!r} ({error})") from None
+    return found
+
+
+def _actor(algorithm: PPO, config: TrainConfig[PPOConfig], device: torch.device) -> Actor:
+    model: Any = algorithm.model
+    generator = torch_stream(config.seed, "actions")
+    return PolicyActor(model, config.num_envs, config.algo_kwargs.num_steps, generator, device)
+
+
+def _eval_actor(algorithm: PPO, device: torch.device, sampling: torch.Generator | None) -> Actor:
+    model: Any = algorithm.model
+    return GreedyActor(model, device, sampling)
+
+
+SPEC = AlgorithmSpec(
+    name="ppo",
+    config=PPOConfig,
+    build=build_ppo,
+    actor=_actor,
+    eval_actor=_eval_actor,
+    trainer=OnPolicyTrainer,
+)
+
+
+def train_ppo(
+    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
+) -> TrainResult:
+    """Train PPO; ``overrides`` replace config fields and PPO knobs by name."""
+    from rl_training.experiment.manager import train_as
+
+    return train_as("ppo", config, callbacks=callbacks, **overrides)

@@ -1,0 +1,350 @@
+"""The training loop. It owns cadence (when to collect, learn, report, stop) and holds no math.
+
+A *step* is one transition of one environment; `global_step` counts those that are learnt from.
+An *iteration* is one collect and one learn. An *update* is one gradient step. An *episode* ends
+by termination or truncation. Everything happens at iteration boundaries, and so do checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rl_training.errors import NonFiniteError
+from rl_training.logging import MetricLogger
+from rl_training.runs import read_json, write_json
+from rl_training.runtime.callbacks import (
+    Callback,
+    CheckpointCallback,
+    CheckpointSaved,
+    EvaluationCallback,
+    EvaluationEnd,
+    IterationEnd,
+    ProgressCallback,
+    TrainingEnd,
+)
+from rl_training.runtime.device import torch_threads
+from rl_training.types import Progress
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
+    from rl_training.envs import EnvFn, VectorAdapter
+    from rl_training.eval import EvalResult
+    from rl_training.runtime.collector import Collector
+    from rl_training.runtime.spec import Algorithm, AlgorithmSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a run left behind."""
+
+    run_dir: Path
+    checkpoint_path: Path
+    """The last checkpoint."""
+    metrics: dict[str, float]
+    """The last value of every metric, the last evaluation's and ``global_step`` included."""
+    stop_reason: str
+    interrupted: bool = False
+    """Stopped by a signal: resume it."""
+
+
+@dataclasses.dataclass
+class Setup:
+    """What a trainer is made of."""
+
+    spec: AlgorithmSpec
+    config: TrainConfig[Any]
+    algorithm: Any
+    env: VectorAdapter
+    env_fn: EnvFn | None
+    device: torch.device
+    threads: int
+    run_dir: Path
+
+
+class Trainer(ABC):
+    """Collect, learn, report, until done. Families say what one iteration is."""
+
+    collector: Collector
+
+    def __init__(self, setup: Setup, callbacks: Sequence[Callback] = ()) -> None:
+        self.spec = setup.spec
+        self.config = setup.config
+        self.algorithm: Algorithm = setup.algorithm
+        self.env = setup.env
+        self.env_fn = setup.env_fn
+        self.device = setup.device
+        self.threads = setup.threads
+        self.run_dir = setup.run_dir
+        self.total = self.round_up(setup.config.total_timesteps)
+        self.horizon = self.total
+        """The total that schedules are evaluated over."""
+        self.global_step = 0
+        self.iteration = 0
+        self.metrics: dict[str, float] = {}
+        self.callbacks = self._with_standard(callbacks)
+        self._stop_reason: str | None = None
+        self._interrupted = False
+        self._log_offset: int | None = None
+        self._logger: MetricLogger | None = None
+        self._rng: Mapping[str, Any] | None = None
+
+    def _with_standard(self, callbacks: Sequence[Callback]) -> list[Callback]:
+        """The user's callbacks between evaluation, whose results they see, and the checkpoint."""
+        config = self.config
+        result: list[Callback] = [ProgressCallback()] if config.progress else []
+        given = {type(callback) for callback in callbacks}
+        if config.eval_episodes and EvaluationCallback not in given:
+            result.append(
+                EvaluationCallback(
+                    config.eval_interval,
+                    config.eval_episodes,
+                    deterministic=config.eval_deterministic,
+                )
+            )
+        result += callbacks
+        if CheckpointCallback not in given:
+            result.append(CheckpointCallback(config.checkpoint_interval, config.keep_checkpoints))
+        return result
+
+    @abstractmethod
+    def round_up(self, total: int) -> int:
+        """Whole iterations that hold ``total`` steps."""
+
+    @abstractmethod
+    def iterate(self, progress: Progress) -> tuple[int, dict[str, float]]:
+        """Collect and learn once: how many steps that was, and its metrics."""
+
+    def request_stop(self, reason: str) -> None:
+        """End the run after the current iteration."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+
+    def train(self) -> TrainResult:
+        """Run to the end, from wherever the trainer stands."""
+        try:
+            with torch_threads(self.threads), self._signals():
+                return self._train()
+        except BaseException as error:
+            self._write_summary("failed", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self.close()
+
+    def _train(self) -> TrainResult:
+        resumed = self._log_offset is not None
+        self._logger = MetricLogger(
+            self.config,
+            self.run_dir,
+            resume_at=self._log_offset,
+            purge_step=self.global_step + 1 if resumed else None,
+        )
+        self._restore_rng()
+        for callback in self.callbacks:
+            callback.on_start(self)
+        started, start_step = time.perf_counter(), self.global_step
+        while self.global_step < self.total and self._stop_reason is None:
+            before = self.global_step
+            steps, metrics = self.iterate(Progress(before, self.horizon))
+            self.global_step += steps
+            self.iteration += 1
+            _check_finite(metrics, self.global_step)
+            elapsed = time.perf_counter() - started
+            metrics["time/elapsed"] = elapsed
+            metrics["time/steps_per_second"] = (self.global_step - start_step) / elapsed
+            self._report(IterationEnd(self.global_step, before, metrics))
+        reason = self._stop_reason or "total_timesteps reached"
+        end = TrainingEnd(self.global_step, reason, self._interrupted)
+        for callback in self.callbacks:
+            callback.on_end(self, end)
+        self._write_summary("interrupted" if self._interrupted else "finished", reason)
+        return TrainResult(
+            run_dir=self.run_dir,
+            checkpoint_path=self.run_dir / "checkpoints" / "last.pt",
+            metrics={**self.metrics, "global_step": self.global_step},
+            stop_reason=reason,
+            interrupted=self._interrupted,
+        )
+
+    def _report(self, event: IterationEnd) -> None:
+        self.metrics.update(event.metrics)
+        last = event.step >= self.total
+        if self.config.log_interval == 0 or event.crossed(self.config.log_interval) or last:
+            self._log(event.metrics)
+        for callback in self.callbacks:
+            callback.on_iteration(self, event)
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        if self._logger is not None:
+            self._logger.write(self.global_step, metrics)
+
+    def record_evaluation(self, result: EvalResult) -> None:
+        """Log an evaluation and tell the callbacks."""
+        metrics = result.metrics()
+        self.metrics.update(metrics)
+        self._log(metrics)
+        for callback in self.callbacks:
+            callback.on_evaluation(self, EvaluationEnd(self.global_step, result))
+
+    def emit_checkpoint(self, path: Path) -> None:
+        """Tell the callbacks that a checkpoint is on disk."""
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, CheckpointSaved(self.global_step, path))
+
+    def close(self) -> None:
+        """Release environments, files and the bar; safe to call twice."""
+        for callback in self.callbacks:
+            callback.on_close()
+        if self._logger is not None:
+            self._logger.close()
+            self._logger = None
+        self.env.close()
+
+    def _write_summary(self, status: str, reason: str) -> None:
+        path = self.run_dir / "summary.json"
+        summary = {
+            "format": 1,
+            "status": status,
+            "reason": reason,
+            "global_step": self.global_step,
+            "total_timesteps": self.total,
+            "metrics": self.metrics,
+        }
+        if read_json(path) != summary:
+            write_json(path, summary)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run, whole: what a checkpoint holds."""
+        return {
+            "config": self.config.to_dict(),
+            "custom_env": self.env_fn is not None,
+            "obs_spec": self.env.obs_spec.to_plain(),
+            "action_spec": self.env.action_spec.to_plain(),
+            "algorithm": self.algorithm.state_dict(),
+            "training": {
+                "actor": self.collector.actor.state_dict(),
+                "collector": self.collector.state_dict(),
+                "rng": _global_rng_state(),
+                "counters": {
+                    "global_step": self.global_step,
+                    "iteration": self.iteration,
+                    "total": self.total,
+                    "horizon": self.horizon,
+                    "threads": self.threads,
+                    "log_offset": self._logger.jsonl.offset() if self._logger else None,
+                },
+                "metrics": {k: v for k, v in self.metrics.items() if not k.startswith("time/")},
+                "callbacks": {
+                    name: state
+                    for name, callback in self._named_callbacks()
+                    if (state := callback.state_dict())
+                },
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Stand where a checkpoint stood; False where the environments could not, exactly."""
+        training = state["training"]
+        counters = training["counters"]
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.collector.actor.load_state_dict(training["actor"])
+        self.global_step = int(counters["global_step"])
+        self.iteration = int(counters["iteration"])
+        self.total = int(counters["total"])
+        self.horizon = int(counters["horizon"])
+        self._log_offset = counters["log_offset"]
+        self.metrics = dict(training["metrics"])
+        self._rng = training["rng"]
+        for name, callback in self._named_callbacks():
+            if name in training["callbacks"]:
+                callback.load_state_dict(training["callbacks"][name])
+        with torch_threads(self.threads):
+            return self.collector.load_state_dict(training["collector"])
+
+    def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
+        seen: dict[str, int] = {}
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] = seen.get(name, 0) + 1
+            yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), callback
+
+    def _restore_rng(self) -> None:
+        # Last, since building and replaying environments may draw from the global generators.
+        if self._rng is not None:
+            _set_global_rng_state(self._rng)
+
+    # -- signals -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM ends the run at the next boundary; a second, at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            del frame
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            self._stop_reason = signal.Signals(number).name
+            sys.stderr.write(
+                f"\n{self._stop_reason}: finishing this iteration, then saving"
+                " (again to stop at once)\n"
+            )
+
+        for number in previous:
+            signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _check_finite(metrics: Mapping[str, float], step: int) -> None:
+    for name, value in metrics.items():
+        if not np.isfinite(value):
+            raise NonFiniteError(
+                f"{name} is {value} at step {step}: training diverged. A lower learning rate or"
+                " normalised observations and rewards may help; the last checkpoint is intact"
+            )
+
+
+def _global_rng_state() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    state: dict[str, Any] = {
+        "python": [version, np.asarray(words, np.int64), gauss],
+        "numpy": [name, np.asarray(keys), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_global_rng_state(state: Mapping[str, Any]) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,26 @@
+"""Named random streams: keyed by what they are for, never by the order of their creation."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def stream_seed(seed: int, name: str, *keys: int) -> int:
+    """A 63-bit seed for the stream ``name`` of run ``seed``, told apart further by ``keys``."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(name.encode()), *keys))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def torch_stream(
+    seed: int, name: str, *keys: int, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """A torch generator at the start of the stream ``name``."""
+    import torch
+
+    return torch.Generator(device=device).manual_seed(stream_seed(seed, name, *keys))

@@ -1,0 +1,6 @@
+"""The function surface: one ``train_*`` per algorithm, in one place."""
+
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.trainer import TrainResult
+
+__all__ = ["TrainResult", "train_ppo"]

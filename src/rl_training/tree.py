@@ -1,0 +1,29 @@
+"""The one helper for observations, which are an array (or tensor) or a dict of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def tree_map(function: Callable[..., U], tree: T | dict[str, T], *others: Any) -> U | dict[str, U]:
+    """Apply ``function`` to each leaf of ``tree`` (and to the same leaf of ``others``)."""
+    if isinstance(tree, dict):
+        return {key: function(leaf, *(o[key] for o in others)) for key, leaf in tree.items()}
+    return function(tree, *others)
+
+
+def tree_leaves(tree: T | dict[str, T]) -> list[T]:
+    """The leaves, in the order of the keys."""
+    return list(tree.values()) if isinstance(tree, dict) else [tree]
+
+
+def tree_stack(stack: Callable[[list[Any]], U], trees: Sequence[Any]) -> U | dict[str, U]:
+    """Stack the same leaf of many trees with ``stack`` (``np.stack``, ``torch.stack``)."""
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: stack([cast("dict[str, Any]", t)[key] for t in trees]) for key in first}
+    return stack(list(trees))

@@ -1,0 +1,174 @@
+"""The few values every layer shares. Needs NumPy alone, so environment workers stay light."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Obs: TypeAlias = Array | dict[str, Array]
+
+ACTION_MASK = "action_mask"
+"""Key of a Dict observation that marks the legal actions; split off before the encoders."""
+
+
+class Progress(NamedTuple):
+    """Where a run stands; schedules are functions of it."""
+
+    step: int
+    total: int
+
+    @property
+    def fraction(self) -> float:
+        """Share of the run that is done, 0 to 1."""
+        return min(1.0, self.step / self.total) if self.total > 0 else 1.0
+
+
+class Episode(NamedTuple):
+    """One finished episode."""
+
+    env: int
+    ret: float
+    length: int
+
+
+class VectorStep(NamedTuple):
+    """What one step of all environments gave, whatever the autoreset mode underneath."""
+
+    obs: Obs
+    """What the actor sees next, after a reset."""
+    final_obs: Obs
+    """The true successor of each action; ``obs`` itself where no episode ended."""
+    reward: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+    """False on a reset-only row, whose action was ignored: never learnt from, never counted."""
+    episodes: tuple[Episode, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and storage dtype of one array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class ObsSpec:
+    """One environment's observation: a single array (key ``""``) or a dict of arrays."""
+
+    leaves: Mapping[str, ArraySpec]
+
+    @property
+    def is_dict(self) -> bool:
+        """Whether an observation is a dict."""
+        return "" not in self.leaves
+
+    @property
+    def encoded(self) -> dict[str, ArraySpec]:
+        """The leaves an encoder sees: all but the action mask."""
+        return {key: leaf for key, leaf in self.leaves.items() if key != ACTION_MASK}
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether observations carry an action mask."""
+        return ACTION_MASK in self.leaves
+
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        """Shapes, as a buffer wants them."""
+        if self.is_dict:
+            return {key: leaf.shape for key, leaf in self.leaves.items()}
+        return self.leaves[""].shape
+
+    def cast(self, obs: Any) -> Obs:
+        """A fresh copy of ``obs`` in the storage dtypes."""
+        if self.is_dict:
+            return {k: np.array(obs[k], dtype=leaf.dtype) for k, leaf in self.leaves.items()}
+        return np.array(obs, dtype=self.leaves[""].dtype)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return {k: [list(leaf.shape), leaf.dtype] for k, leaf in self.leaves.items()}
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> ObsSpec:
+        """The inverse of :meth:`to_plain`."""
+        return ObsSpec({k: ArraySpec(tuple(shape), dtype) for k, (shape, dtype) in plain.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionSpec:
+    """One environment's action, and how the policy's own numbers become it.
+
+    The policy counts discrete choices from zero; for a Box with finite bounds it works in
+    [-1, 1] and the affine map to the bounds is applied here, after clipping.
+    """
+
+    kind: Literal["discrete", "box", "multi_discrete", "multi_binary"]
+    shape: tuple[int, ...]
+    dtype: str
+    nvec: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of components of an action."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def policy_dtype(self) -> str:
+        """Dtype of an action as the policy and the buffers hold it."""
+        return "float32" if self.kind == "box" else "int64"
+
+    @functools.cached_property
+    def _affine(self) -> tuple[Array, Array, Array, Array]:
+        low = np.asarray(self.low, np.float64).reshape(self.shape)
+        high = np.asarray(self.high, np.float64).reshape(self.shape)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        center, half = np.zeros_like(low), np.ones_like(low)
+        center[bounded] = low[bounded] / 2 + high[bounded] / 2
+        half[bounded] = high[bounded] / 2 - low[bounded] / 2
+        return low, high, center, half
+
+    @functools.cached_property
+    def _offset(self) -> Array | None:
+        return np.asarray(self.start).reshape(self.shape) if any(self.start) else None
+
+    def to_env(self, action: Array) -> Array:
+        """Turn a batch of policy actions into what the environment takes."""
+        if self.kind == "box":
+            low, high, center, half = self._affine
+            bounded: Array = np.clip(center + half * action, low, high).astype(self.dtype)
+            return bounded
+        if self._offset is not None:
+            action = action + self._offset
+        return action.astype(self.dtype, copy=False)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> ActionSpec:
+        """The inverse of :meth:`to_plain`."""
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()
+        }
+        return ActionSpec(**values)

@@ -1,0 +1,146 @@
+"""Environments small enough to reason about, registered as ``probe/NAME-v0``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+class Probe(gym.Env[Any, Any]):
+    """Base: a one-number observation, two actions."""
+
+    observation_space: gym.Space[Any] = spaces.Box(-2.0, 2.0, (1,), np.float32)
+    action_space: gym.Space[Any] = spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def observe(self) -> Any:
+        return np.zeros(1, np.float32)
+
+
+class ConstantReward(Probe):
+    """One step, always reward 1: the value must become 1."""
+
+    def step(self, action: Any) -> Step:
+        return self.observe(), 1.0, True, False, {}
+
+
+class ObservationReward(Probe):
+    """One step; the observation is -1 or 1 and is the reward: the value must follow it."""
+
+    def observe(self) -> Any:
+        self.sign = float(self.np_random.choice([-1.0, 1.0]))
+        return np.array([self.sign], np.float32)
+
+    def step(self, action: Any) -> Step:
+        reward = self.sign
+        return np.zeros(1, np.float32), reward, True, False, {}
+
+
+class MatchObservation(Probe):
+    """One step; reward 1 for the action that the observation's sign tells, else -1."""
+
+    def observe(self) -> Any:
+        self.sign = int(self.np_random.integers(2))
+        return np.array([2.0 * self.sign - 1.0], np.float32)
+
+    def step(self, action: Any) -> Step:
+        reward = 1.0 if int(action) == self.sign else -1.0
+        return np.zeros(1, np.float32), reward, True, False, {}
+
+
+class DelayedReward(Probe):
+    """Two steps; the reward comes at the second: the first value must be discounted."""
+
+    def observe(self) -> Any:
+        return np.array([float(self.t)], np.float32)
+
+    def step(self, action: Any) -> Step:
+        self.t += 1
+        done = self.t == 2
+        return self.observe(), float(done), done, False, {}
+
+
+class MaskedActions(Probe):
+    """Four actions of which the mask allows two; only one of those pays, an illegal one raises."""
+
+    observation_space = spaces.Dict(
+        {
+            "sign": spaces.Box(-1.0, 1.0, (1,), np.float32),
+            "action_mask": spaces.Box(0, 1, (4,), np.int8),
+        }
+    )
+    action_space = spaces.Discrete(4)
+
+    def observe(self) -> Any:
+        self.sign = int(self.np_random.integers(2))
+        self.mask = np.array([1, 1, 0, 0] if self.sign else [0, 0, 1, 1], np.int8)
+        return {"sign": np.array([2.0 * self.sign - 1.0], np.float32), "action_mask": self.mask}
+
+    def step(self, action: Any) -> Step:
+        if not self.mask[int(action)]:
+            raise ValueError(f"illegal action {action} under {self.mask}")
+        reward = 1.0 if int(action) in (0, 3) else 0.0
+        return self.observe(), reward, True, False, {}
+
+
+class ReachTarget(Probe):
+    """One step with a Box action of an odd scale; the reward is minus the squared error."""
+
+    action_space = spaces.Box(-20.0, 60.0, (1,), np.float32)
+
+    def observe(self) -> Any:
+        self.sign = float(self.np_random.choice([-1.0, 1.0]))
+        return np.array([self.sign], np.float32)
+
+    def step(self, action: Any) -> Step:
+        target = 20.0 + 20.0 * self.sign
+        reward = -float(((float(action[0]) - target) / 20.0) ** 2)
+        return np.zeros(1, np.float32), reward, True, False, {}
+
+
+class Broken(Probe):
+    """Raises, hangs or emits a NaN at step ``at``."""
+
+    def __init__(self, how: str = "raise", at: int = 10) -> None:
+        self.how = how
+        self.at = at
+        self.count = 0
+
+    def step(self, action: Any) -> Step:
+        self.count += 1
+        if self.count == self.at:
+            if self.how == "raise":
+                raise RuntimeError("the pole fell on my foot")
+            if self.how == "hang":
+                import time
+
+                time.sleep(3600)
+            if self.how == "nan":
+                return np.array([np.nan], np.float32), 0.0, False, False, {}
+            if self.how == "nan_reward":
+                return self.observe(), float("nan"), False, False, {}
+        self.t += 1
+        return self.observe(), 0.0, self.t == 5, False, {}
+
+
+for _name, _class in {
+    "Constant": ConstantReward,
+    "Observation": ObservationReward,
+    "Match": MatchObservation,
+    "Delayed": DelayedReward,
+    "Masked": MaskedActions,
+    "Reach": ReachTarget,
+    "Broken": Broken,
+}.items():
+    gym.register(f"probe/{_name}-v0", _class)
