@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import probe_envs  # noqa: F401 - registers environments
 import pytest
 import torch
 
+import probe_envs  # noqa: F401 - registers environments
 from rl_training.config import TrainConfig
 
 MakeConfig = Callable[..., TrainConfig[Any]]

@@ -134,13 +134,13 @@ class Broken(Probe):
         return self.observe(), 0.0, self.t == 5, False, {}
 
 
-for _name, _class in {
-    "Constant": ConstantReward,
-    "Observation": ObservationReward,
-    "Match": MatchObservation,
-    "Delayed": DelayedReward,
-    "Masked": MaskedActions,
-    "Reach": ReachTarget,
-    "Broken": Broken,
-}.items():
-    gym.register(f"probe/{_name}-v0", _class)
+for _name in (
+    "ConstantReward",
+    "ObservationReward",
+    "MatchObservation",
+    "DelayedReward",
+    "MaskedActions",
+    "ReachTarget",
+    "Broken",
+):
+    gym.register(f"probe/{_name}-v0", f"probe_envs:{_name}")
