@@ -12,6 +12,8 @@ import torch
 import probe_envs  # noqa: F401 - registers environments
 from rl_training.config import TrainConfig
 
+pytest.register_assert_rewrite("state_compare")
+
 MakeConfig = Callable[..., TrainConfig[Any]]
 
 

@@ -76,6 +76,7 @@ class TensorBoardSink:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
+        _wait_for_a_later_name(folder)
         self._writer = EventFileWriter(str(folder))
         if purge_step is not None:
             # Tells TensorBoard to forget what an interrupted run wrote from this step on.
@@ -93,6 +94,14 @@ class TensorBoardSink:
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """TensorBoard reads event files in the order of their names, which hold whole seconds."""
+    stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    newest = max((int(stamp) for stamp in stamps if stamp.isdigit()), default=0)
+    if 0 <= newest - int(time.time()) <= 1:
+        time.sleep(newest + 1 - time.time())
 
 
 class WandbSink:

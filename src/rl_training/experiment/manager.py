@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from rl_training.checkpointing import find_checkpoint, load_checkpoint
@@ -123,6 +125,7 @@ def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
 
 def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None = None) -> Setup:
     spec = get_spec(config.algo)
+    _seed_globals(config.seed)
     env = VectorAdapter(make_vector_env(config, env_fn=env_fn), config.seed)
     try:
         device = pick_device(config.device, env.obs_spec)
@@ -134,6 +137,13 @@ def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | Non
     return Setup(spec, config, algorithm, env, env_fn, device, count, run_dir=Path())
 
 
+def _seed_globals(seed: int) -> None:
+    """Nothing here draws from the global generators, but a user's environment or encoder may."""
+    random.seed(stream_seed(seed, "python"))
+    np.random.seed(stream_seed(seed, "numpy") >> 31)  # noqa: NPY002 - that one is meant
+    torch.manual_seed(stream_seed(seed, "torch"))
+
+
 def build_algorithm(
     config: TrainConfig[Any],
     obs_spec: ObsSpec,
@@ -142,8 +152,8 @@ def build_algorithm(
     threads: int = 1,
 ) -> Any:
     """Networks and optimizers at their seeded start; training, eval and predict all use this."""
-    torch.manual_seed(stream_seed(config.seed, "parameters"))
-    with torch_threads(threads):
+    with torch_threads(threads), torch.random.fork_rng():
+        torch.manual_seed(stream_seed(config.seed, "parameters"))
         return get_spec(config.algo).build(config, obs_spec, action_spec, device)
 
 

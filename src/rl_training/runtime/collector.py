@@ -102,7 +102,7 @@ class Collector:
         self.recent.clear()
         self.recent.extend((float(ret), int(length)) for ret, length in state["recent"])
         if self.reward_normalizer is not None:
-            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+            self.reward_normalizer.load_state_dict(_as_arrays(state["reward_normalizer"]))
         if state["obs"] is None:
             return True
         expected = tree_map(np.asarray, state["obs"])

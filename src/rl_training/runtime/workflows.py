@@ -123,9 +123,7 @@ def policy_from_state(state: dict[str, Any], device: str | None = None) -> Train
     obs_spec = ObsSpec.from_plain(state["obs_spec"])
     action_spec = ActionSpec.from_plain(state["action_spec"])
     place = pick_device(config.device if device is None else device, obs_spec)
-    rng = torch.get_rng_state()
     algorithm = build_algorithm(config, obs_spec, action_spec, place)
-    torch.set_rng_state(rng)
     try:
         algorithm.load_state_dict(state["algorithm"])
     except (RuntimeError, KeyError, ValueError) as error:
