@@ -33,9 +33,8 @@ class GradientStep:
         acceleration: Acceleration = "eager",
     ) -> None:
         self.flat = _flatten(module)
-        self.max_grad_norm = max_grad_norm
         self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=adam_eps, fused=True)
-        self._gradients = gradient_function(module, loss, acceleration)
+        self._gradient = gradient_function(module, loss, max_grad_norm, acceleration)
 
     @property
     def learning_rate(self) -> float:
@@ -48,12 +47,16 @@ class GradientStep:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Backward, clip, step."""
-        gradients, metrics = self._gradients(batch)
-        gradient = torch.cat([g.reshape(-1) for g in gradients])
-        norm = torch.linalg.vector_norm(gradient)
-        self.flat.grad = gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self.flat.grad, metrics = self._gradient(batch)
         self.optimizer.step()
         return metrics
+
+
+def clip_norm(gradient: Tensor, max_norm: float) -> Tensor:
+    """Scale a gradient down to at most ``max_norm``."""
+    norm = torch.linalg.vector_norm(gradient)
+    scale: Tensor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return gradient * scale
 
 
 def _flatten(module: nn.Module) -> Tensor:
@@ -66,7 +69,7 @@ def _flatten(module: nn.Module) -> Tensor:
     return flat
 
 
-GradientFn = Callable[[Mapping[str, Any]], tuple[tuple[Tensor, ...], dict[str, Tensor]]]
+GradientFn = Callable[[Mapping[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
 
 def accelerate(function: Function, mode: Acceleration) -> Function:
@@ -74,20 +77,24 @@ def accelerate(function: Function, mode: Acceleration) -> Function:
     return function if mode == "eager" else cast("Function", torch.compile(function, dynamic=False))
 
 
-def gradient_function(module: nn.Module, loss: LossFn, mode: Acceleration) -> GradientFn:
-    """A function from a batch to gradients (in parameter order) and metrics."""
-    return _eager(module, loss) if mode == "eager" else _compiled(module, loss)
+def gradient_function(
+    module: nn.Module, loss: LossFn, max_norm: float, mode: Acceleration
+) -> GradientFn:
+    """A function from a batch to the flat, clipped gradient and the metrics."""
+    make = _eager if mode == "eager" else _compiled
+    return make(module, loss, max_norm)
 
 
-def _eager(module: nn.Module, loss: LossFn) -> GradientFn:
+def _eager(module: nn.Module, loss: LossFn, max_norm: float) -> GradientFn:
     parameters = [p for p in module.parameters() if p.requires_grad]
 
-    def gradients(batch: Mapping[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         metrics = loss(batch)
-        grads = torch.autograd.grad(metrics["loss"], parameters)
-        return grads, {name: value.detach() for name, value in metrics.items()}
+        parts = torch.autograd.grad(metrics["loss"], parameters)
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        return clip_norm(flat, max_norm), {k: v.detach() for k, v in metrics.items()}
 
-    return gradients
+    return gradient
 
 
 class _LossModule(nn.Module):
@@ -103,9 +110,10 @@ class _LossModule(nn.Module):
         return metrics["loss"], metrics
 
 
-def _compiled(module: nn.Module, loss: LossFn) -> GradientFn:
-    # One function from parameters to gradients: forward, loss and backward become one graph.
-    # Compiling the loss alone keeps autograd's own overhead and gains nothing on small networks.
+def _compiled(module: nn.Module, loss: LossFn, max_norm: float) -> GradientFn:
+    # One function from parameters to the gradient: forward, loss, backward and clipping become
+    # one graph. Compiling the loss alone keeps autograd's own overhead and gains nothing on
+    # small networks.
     wrapped = _LossModule(module, loss)
     parameters = {
         f"module.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad
@@ -113,17 +121,13 @@ def _compiled(module: nn.Module, loss: LossFn) -> GradientFn:
 
     def whole(
         params: dict[str, Tensor], batch: Mapping[str, Any]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         def of(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             return torch.func.functional_call(wrapped, params, (batch,))  # type: ignore[no-any-return]
 
-        grads, (_, metrics) = torch.func.grad_and_value(of, has_aux=True)(params)
-        return grads, metrics
+        parts, (_, metrics) = torch.func.grad_and_value(of, has_aux=True)(params)
+        flat = torch.cat([part.reshape(-1) for part in parts.values()])
+        return clip_norm(flat, max_norm), metrics
 
     compiled = accelerate(whole, "compile")
-
-    def gradients(batch: Mapping[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        grads, metrics = compiled(parameters, batch)
-        return tuple(grads.values()), {name: value.detach() for name, value in metrics.items()}
-
-    return gradients
+    return lambda batch: compiled(parameters, batch)

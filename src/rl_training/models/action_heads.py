@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.types import ActionSpec
+from rl_training.types import ActionSpec, Array
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+NumpyChoice: TypeAlias = Callable[[Array, Array | None], Array]
+"""Distribution parameters and noise (None: greedy) to actions."""
 
 
 class ActionHead(Protocol):
@@ -37,6 +43,10 @@ class ActionHead(Protocol):
         self, params: Tensor, actions: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of ``actions`` and the entropy, one number per row."""
+        ...
+
+    def numpy_choice(self) -> NumpyChoice | None:
+        """`sample` (or, without noise, `mode`) in NumPy; None where it is not worth it."""
         ...
 
 
@@ -82,6 +92,11 @@ class CategoricalHead(nn.Module):
         ]
         logprobs, entropies = zip(*parts, strict=True)
         return torch.stack(logprobs).sum(0), torch.stack(entropies).sum(0)
+
+    def numpy_choice(self) -> NumpyChoice | None:
+        if self.shape:
+            return None
+        return lambda params, noise: (params if noise is None else params + noise).argmax(-1)
 
 
 def _legal(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -133,6 +148,15 @@ class GaussianHead(nn.Module):
         entropy = log_std + self.param_size * (0.5 + _LOG_SQRT_2PI)
         return logprob, entropy.expand(logprob.shape)
 
+    def numpy_choice(self) -> NumpyChoice | None:
+        deviation = np.exp(self.log_std.detach().numpy()).reshape(self.shape)
+
+        def choose(params: Array, noise: Array | None) -> Array:
+            mean = params.reshape(-1, *self.shape)
+            return mean if noise is None else mean + deviation * noise
+
+        return choose
+
 
 class BernoulliHead(nn.Module):
     """MultiBinary: independent coins, sampled with logistic noise."""
@@ -169,6 +193,9 @@ class BernoulliHead(nn.Module):
         logprob = (flat * log_p + (1 - flat) * log_q).sum(-1)
         entropy = -(log_p.exp() * log_p + log_q.exp() * log_q).sum(-1)
         return logprob, entropy
+
+    def numpy_choice(self) -> NumpyChoice | None:
+        return None
 
 
 def make_action_head(

@@ -152,18 +152,25 @@ class MLPActorCritic(nn.Module):
         features, mask = self._encode(obs)
         return self.actor(features), mask
 
-    def numpy_policy(self) -> Callable[[Array], Array] | None:
-        """What `policy` computes, in NumPy, for vectors on a CPU; None where that cannot be."""
+    def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
+        """Observations and noise (None: greedy) to actions, in NumPy; None where that cannot be.
+
+        It reads the weights as they are when this is called. Vectors on a CPU only.
+        """
         plain = isinstance(self.encoder, FlattenEncoder) and self.encoder.single_vector
         on_cpu = next(self.parameters()).device.type == "cpu"
         if not (plain and on_cpu and self.actor.activation in NUMPY_ACTIVATIONS):
             return None
-        forward = self.actor.numpy_function()
+        choose, forward = self.head.numpy_choice(), self.actor.numpy_function()
+        if choose is None:
+            return None
         if self.norm is None:
-            return forward
+            return lambda obs, noise: choose(forward(obs), noise)
         norm = cast("RunningNorm", self.norm[self._leaf_names[""]])
         shift, scale, clip = norm.shift.numpy(), norm.scale.numpy(), norm.clip
-        return lambda obs: forward(np.clip((obs - shift) * scale, -clip, clip))
+        return lambda obs, noise: choose(
+            forward(np.clip((obs - shift) * scale, -clip, clip)), noise
+        )
 
     def value(self, obs: Any) -> Tensor:
         """State values, one per row."""

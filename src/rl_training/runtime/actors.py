@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.errors import NonFiniteError
 from rl_training.models.action_heads import ActionHead
-from rl_training.tree import tree_map
+from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ACTION_MASK, Array, Obs, Progress
 
 
@@ -44,27 +43,43 @@ class Policy(Protocol):
         """Distribution parameters and action mask."""
         ...
 
-    def numpy_policy(self) -> Callable[[Array], Array] | None:
-        """The same parameters by NumPy, where that is possible (and there is no mask)."""
+    def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
+        """Observations and noise to actions in NumPy, where the model can."""
         ...
 
 
-class _Forward:
-    """A model's distribution parameters, by the fastest way there is."""
+class _Chooser:
+    """Actions of a model as it stands now, by the fastest way there is."""
 
     def __init__(self, model: Policy, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self._numpy = model.numpy_policy()
+        self._numpy = model.numpy_actor()
 
-    def __call__(self, obs: Obs) -> tuple[Tensor, Tensor | None]:
-        if self._numpy is not None:
-            return torch.from_numpy(self._numpy(obs)), None  # type: ignore[arg-type]
-        return self._model.policy(to_device(obs, self._device))
+    def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
+        """Noise for a block of actions, where it will be used."""
+        noise = self._model.head.draw_noise(shape, generator)
+        return noise.numpy() if self._numpy is not None else noise.to(self._device)
+
+    def __call__(self, obs: Obs, noise: Any) -> Array:
+        """The actions that ``noise`` selects; the most likely ones without."""
+        if self._numpy is not None and not isinstance(obs, dict):
+            return self._numpy(obs, noise)
+        return self._by_torch(obs, noise)
+
+    @torch.inference_mode()
+    def _by_torch(self, obs: Obs, noise: Any) -> Array:
+        head = self._model.head
+        params, mask = self._model.policy(to_device(obs, self._device))
+        action = head.mode(params, mask) if noise is None else head.sample(params, noise, mask)
+        return action.cpu().numpy()
 
 
 class PolicyActor:
-    """Samples from a policy. Noise is drawn a block of steps at a time, then read row by row."""
+    """Samples from a policy. Noise is drawn a block of steps at a time, then read row by row.
+
+    A block is one rollout, so the policy does not change within it.
+    """
 
     def __init__(
         self,
@@ -79,45 +94,39 @@ class PolicyActor:
         self._block = block
         self._generator = generator
         self._device = device
-        self._noise: Tensor | None = None
-        self._position = 0
+        self._position = block
         self._block_start = generator.get_state()
-        self._forward = _Forward(model, device)
+        self._choose: _Chooser
+        self._noise: Any
 
-    @torch.inference_mode()
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
         """Sample one action per environment."""
         del progress
-        if self._noise is None or self._position == self._block:
+        if self._position == self._block:
             self._draw()
-        noise = self._noise
-        assert noise is not None  # noqa: S101 - narrows the type
-        params, mask = self._forward(obs)
-        action = self._model.head.sample(params, noise[self._position], mask)
+        noise = self._noise[self._position]
         self._position += 1
-        return action.cpu().numpy(), {}
+        return self._choose(obs, noise), {}
 
     def _draw(self) -> None:
         self._block_start = self._generator.get_state()
-        shape = (self._block, self._num_envs)
-        self._noise = self._model.head.draw_noise(shape, self._generator).to(self._device)
+        self._choose = _Chooser(self._model, self._device)
+        self._noise = self._choose.noise((self._block, self._num_envs), self._generator)
         self._position = 0
-        self._forward = _Forward(self._model, self._device)
 
     def reset(self, done: Array) -> None:
         """A feed-forward policy remembers nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the noise stands: the generator before this block, and how much of it is used."""
-        used_up = self._noise is None or self._position == self._block
-        if used_up:
+        if self._position == self._block:
             return {"rng": self._generator.get_state(), "position": 0}
         return {"rng": self._block_start, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand there again."""
         self._generator.set_state(state["rng"])
-        self._noise = None
+        self._position = self._block
         if state["position"]:
             self._draw()
             self._position = int(state["position"])
@@ -132,25 +141,16 @@ class GreedyActor:
         device: torch.device,
         sampling: torch.Generator | None = None,
     ) -> None:
-        self._model = model
-        self._device = device
+        self._choose = _Chooser(model, device)
         self._sampling = sampling
-        self._forward = _Forward(model, device)
 
-    @torch.inference_mode()
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
         """Choose one action per row."""
         del progress
-        params, mask = self._forward(obs)
-        if not torch.isfinite(params).all():
-            raise NonFiniteError(
-                "the policy's output is not finite: the observation or the"
-                " weights hold a NaN or an infinity"
-            )
         if self._sampling is None:
-            return self._model.head.mode(params, mask).cpu().numpy(), {}
-        noise = self._model.head.draw_noise(params.shape[:-1], self._sampling).to(self._device)
-        return self._model.head.sample(params, noise, mask).cpu().numpy(), {}
+            return self._choose(obs, None), {}
+        rows = len(tree_leaves(obs)[0])
+        return self._choose(obs, self._choose.noise((rows,), self._sampling)), {}
 
     def reset(self, done: Array) -> None:
         """A feed-forward policy remembers nothing."""

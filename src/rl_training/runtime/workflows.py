@@ -107,6 +107,8 @@ class TrainedPolicy:
 
 def _leaf_batch(value: Any, shape: tuple[int, ...], name: str) -> tuple[Array, bool]:
     array = np.asarray(value)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ConfigError(f"{name} holds a NaN or an infinity")
     if array.shape == shape:
         return array[None], True
     if array.shape[1:] == shape and array.ndim == len(shape) + 1:

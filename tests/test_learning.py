@@ -1,0 +1,42 @@
+"""`make test-learn`: presets trained to their bars, five seeds each, none of them tuned on.
+
+A figure is of the final policy: deterministic, 20 whole episodes on seeds of their own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_training.config import config_from_file
+from rl_training.experiment.manager import ExperimentManager
+from rl_training.runtime.workflows import evaluate_checkpoint
+
+SEEDS = (1, 2, 3, 4, 5)
+EVALUATION_SEED = 20_000
+
+pytestmark = pytest.mark.learn
+
+
+def final_returns(preset: str, folder: Path) -> list[float]:
+    returns = []
+    for seed in SEEDS:
+        config = config_from_file(preset).with_overrides(
+            seed=seed, output_dir=folder, progress=False, eval_episodes=0
+        )
+        run = ExperimentManager.setup(config).train()
+        result = evaluate_checkpoint(run.run_dir, num_episodes=20, seed=EVALUATION_SEED + seed)
+        returns.append(result.mean_return)
+        print(f"\n{preset} seed {seed}: {result.mean_return:.1f}", end="", flush=True)
+    print(f"\n{preset} mean {sum(returns) / len(returns):.1f}")
+    return returns
+
+
+def test_ppo_cartpole(tmp_path: Path) -> None:
+    assert min(final_returns("ppo/cartpole", tmp_path)) >= 490
+
+
+def test_ppo_pendulum(tmp_path: Path) -> None:
+    returns = final_returns("ppo/pendulum", tmp_path)
+    assert sum(returns) / len(returns) >= -250
