@@ -173,6 +173,9 @@ def find_checkpoint(path: Path) -> Path:
             if candidate.is_file():
                 return candidate
         raise CheckpointError(f"{path} holds no checkpoint (checkpoints/last.pt)")
+    with_suffix = path.with_name(path.name + SUFFIX)
+    if not path.exists() and with_suffix.is_file():
+        return with_suffix
     if not path.exists():
         raise CheckpointError(f"no checkpoint or run folder at {path}")
     return path

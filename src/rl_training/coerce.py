@@ -6,6 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -22,6 +23,10 @@ def build_dataclass(cls: type[T], values: Mapping[str, Any], where: str = "") ->
     for key in values:
         if key not in fields:
             raise ConfigError(f"unknown key '{prefix}{key}'.{did_you_mean(str(key), fields)}")
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        no_default = field.default is field.default_factory is dataclasses.MISSING
+        if field.init and no_default and field.name not in values:
+            raise ConfigError(f"'{where}' needs '{field.name}'")
     return cls(**{k: coerce(v, hints[k], f"{prefix}{k}") for k, v in values.items()})
 
 
@@ -57,8 +62,23 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
             raise _wrong(where, "a mapping with string keys", value)
-        return dict(value)
+        return {k: _plain(v, f"{where}.{k}") for k, v in value.items()}
     return _coerce_scalar(value, hint, where)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """What a config file and a checkpoint hold: tuples become lists, NumPy's numbers Python's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(k, (str, int)) for k in value):
+        return {k: _plain(v, f"{where}.{k}") for k, v in value.items()}
+    raise _wrong(where, "a number, a string, a list or a mapping", value)
 
 
 def _coerce_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
@@ -99,13 +119,14 @@ def _coerce_dataclass(value: Any, hint: Any, where: str) -> Any:
 
 
 def _to_int(value: Any) -> int | None:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    whole = isinstance(value, Real) and value == value // 1  # NumPy's numbers and 1e6 included
+    return int(value) if isinstance(value, Integral) or whole else None
 
 
 def _to_float(value: Any) -> float | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     return float(value) if number else None
 
 

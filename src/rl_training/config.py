@@ -115,9 +115,9 @@ class TrainConfig(Generic[AlgoConfig]):
     """The algorithm's own knobs: a mapping, or its config dataclass."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.algo not in ALGORITHMS:
             raise ConfigError(f"unknown algo {self.algo!r}.{did_you_mean(self.algo, ALGORITHMS)}")
-        check_types(self)
         object.__setattr__(self, "algo_kwargs", self._typed_algo_kwargs())
         require(self.seed >= 0, "seed", "zero or more", self.seed)
         for name in ("total_timesteps", "num_envs"):
@@ -175,7 +175,9 @@ def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> d
     moved: dict[str, Any] = {}
     for key, value in overrides.items():
         if key == "algo_kwargs":
-            moved.update(to_plain(value))
+            if not isinstance(plain := to_plain(value), Mapping):
+                raise ConfigError(f"'algo_kwargs' must be a mapping; got {value!r}")
+            moved.update(plain)
         elif key in fields:
             result[key] = value
         elif key in knobs:
@@ -191,7 +193,8 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
     same_algo = over.get("algo", base.get("algo")) == base.get("algo")
     knobs, new_knobs = base.get("algo_kwargs"), over.get("algo_kwargs")
     if isinstance(knobs, Mapping) and same_algo:
-        merged["algo_kwargs"] = {**knobs, **(new_knobs or {})}
+        if new_knobs is None or isinstance(new_knobs, Mapping):  # else refused when validated
+            merged["algo_kwargs"] = {**knobs, **(new_knobs or {})}
     elif not same_algo:
         merged["algo_kwargs"] = new_knobs
     return merged
@@ -204,9 +207,11 @@ def config_from_mapping(values: Mapping[str, Any]) -> TrainConfig[Any]:
         if key not in fields:
             hint = did_you_mean(str(key), fields)
             algo = values.get("algo", "ppo")
-            if algo in ALGORITHMS and key in {
-                f.name for f in dataclasses.fields(algo_config_type(algo))
-            }:
+            if (
+                isinstance(algo, str)
+                and algo in ALGORITHMS
+                and key in {f.name for f in dataclasses.fields(algo_config_type(algo))}
+            ):
                 hint = " It is a knob of the algorithm: put it under 'algo_kwargs'."
             raise ConfigError(f"unknown key '{key}'.{hint}")
     return TrainConfig(**values)

@@ -45,13 +45,14 @@ def _one_word(
 
 
 def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise ValueError(f"{text!r} is not a whole number") from None
-        return int(number)
+    for convert in (int, float):
+        try:
+            number = convert(text)
+        except ValueError:
+            continue
+        if number == number // 1:
+            return int(number)
+    raise ValueError(f"{text!r} is not a whole number")
 
 
 def _from_yaml(text: str, hint: Any) -> Any:

@@ -33,17 +33,31 @@ for _yaml_class in (_Loader, _Dumper):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    result: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
+    seen = set()
+    for key_node, _ in node.value:  # before merging: what `<<: *base` brings may be replaced
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
-        if key in result:
+        if key in seen:
             raise ConfigError(f"key {key!r} stands twice (line {key_node.start_mark.line + 1})")
-        result[key] = loader.construct_object(value_node, deep=True)
-    return result
+        seen.add(key)
+    loader.flatten_mapping(node)
+    return {
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)
+        for key, value in node.value
+    }
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def _string(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    # PyYAML folds these line breaks into spaces unless they stand between double quotes.
+    style = '"' if set(value) & set("\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _string)
 _Dumper.add_representer(
     tuple, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", list(value))
 )
@@ -55,7 +69,7 @@ def load_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except (yaml.YAMLError, TypeError) as error:
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         detail = " ".join(str(error).split())
         raise ConfigError(f"{where} is not valid YAML: {detail}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
@@ -70,6 +71,8 @@ class PPOConfig:
             self._require(getattr(self, name) > 0, name, "above 0")
         for name in ("ent_coef", "vf_coef"):
             self._require(getattr(self, name) >= 0, name, "zero or more")
+        for name in ("learning_rate", "ent_coef", "vf_coef", "log_std_init"):
+            self._require(math.isfinite(getattr(self, name)), name, "finite")
         if self.target_kl is not None:
             self._require(self.target_kl > 0, "target_kl", "above 0")
         for width in self.hidden_sizes:

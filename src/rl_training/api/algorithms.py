@@ -16,7 +16,7 @@ from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import EvalResult
-from rl_training.experiment.manager import ExperimentManager, build_algorithm
+from rl_training.experiment.manager import ExperimentManager, build_algorithm, load_state
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.trainer import TrainResult
@@ -42,6 +42,7 @@ class ManagedAlgorithm:
         self.config = config.with_overrides(**overrides) if overrides else config
         self.env_fn = env_fn
         self.result: TrainResult | None = None
+        self._loaded = False
         self._state: dict[str, Any] | None = None
         self._policy: TrainedPolicy | None = None
 
@@ -53,7 +54,7 @@ class ManagedAlgorithm:
             config = self.config
             if total_timesteps is not None:
                 config = config.with_overrides(total_timesteps=total_timesteps)
-            if self._state is not None:
+            if self._loaded:
                 raise CheckpointError(
                     "this policy was loaded from a file: resume its run with"
                     " rl_training.runtime.resume_training(path), or start a new run from its"
@@ -88,7 +89,7 @@ class ManagedAlgorithm:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write everything there is: after `learn`, a checkpoint that can also be resumed."""
+        """Write the policy: it can be loaded, evaluated and started from, but not resumed."""
         target = Path(path)
         if target.suffix != SUFFIX:
             target = target.with_name(target.name + SUFFIX)
@@ -104,13 +105,14 @@ class ManagedAlgorithm:
     def load(cls, path: str | Path, *, env_fn: EnvFn | None = None) -> Self:
         """A trained object from a saved file, a checkpoint or a run folder."""
         found = find_checkpoint(Path(path))
-        state = load_checkpoint(found)
+        state = load_state(found)
         policy = policy_from_state(state)
         if policy.config.algo != cls.algo:
             raise CheckpointError(
                 f"{found} holds a policy of algo {policy.config.algo!r}, not {cls.algo!r}"
             )
         loaded = cls(policy.config, env_fn=env_fn)
+        loaded._loaded = True
         loaded._state = state
         loaded._policy = policy
         return loaded

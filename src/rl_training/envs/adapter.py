@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,6 +58,7 @@ class VectorAdapter:
         valid = self._valid
         if self.has_invalid_rows and self._pending_reset.any():
             valid = ~self._pending_reset
+            reward = np.where(valid, reward, 0.0)
         done = terminated | truncated
         self._returns += reward
         self._lengths += valid
@@ -122,7 +122,8 @@ class VectorAdapter:
         self._pending_reset = np.array(state["pending_reset"], bool)
         obs = self.obs_spec.cast(expected)
         exact = True
-        for i, row in enumerate(rows):
+        for i, (row, matches) in enumerate(rows):
+            exact = exact and matches
             if row is None:  # the environment restores a state of its own and shows nothing
                 continue
             pairs = zip(tree_leaves(obs), tree_leaves(self.obs_spec.cast(row)), strict=True)
@@ -173,35 +174,35 @@ class _StateAccess:
 
     def reseed(self, seed: int) -> None:
         if self.kind == "episodes":
-            self._each("reseed", [seed] * self._env.num_envs)
+            self._each("reseed", [(seed,)] * self._env.num_envs)
 
     def save(self) -> Any:
         if self.kind == "episodes":
-            return list(self._env.call("snapshot"))  # type: ignore[attr-defined]
+            return self._each("snapshot", [()] * self._env.num_envs)
         if self.kind == "arrays":
             state = {name: getattr(self._base, name) for name in _NATIVE_STATE[type(self._base)]}
             return {**state, "rng": self._base.np_random.bit_generator.state}
         return self._base.get_state() if self.kind == "own" else None
 
-    def load(self, saved: Any) -> list[Any]:
-        """Restore; returns each environment's observation, None where it cannot be had."""
+    def load(self, saved: Any) -> list[tuple[Any, bool]]:
+        """Restore; each environment's observation (None if unknown) and whether it is exact."""
         if self.kind == "episodes":
             # A vector steps only after a reset; the snapshot then takes each environment over.
             self._env.reset()
-            return self._each("restore", saved)
+            return self._each("restore", [(one,) for one in saved])
         self._env.reset(seed=0)
         if self.kind == "arrays":
             for name in _NATIVE_STATE[type(self._base)]:
                 current = getattr(self._base, name)
                 setattr(self._base, name, np.array(saved[name], dtype=current.dtype))
             self._base.np_random.bit_generator.state = saved["rng"]
-            return list(self._base.state.T.astype(np.float32))
+            return [(row, True) for row in self._base.state.T.astype(np.float32)]
         self._base.set_state(saved)
-        return [None] * self._env.num_envs
+        return [(None, True)] * self._env.num_envs
 
-    def _each(self, method: str, arguments: list[Any]) -> list[Any]:
+    def _each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         if isinstance(self._base, WorkerVectorEnv):
             return self._base.call_each(method, arguments)
         envs: list[Any] = self._base.envs
-        calls: list[Callable[[Any], Any]] = [getattr(env, method) for env in envs]
-        return [call(argument) for call, argument in zip(calls, arguments, strict=True)]
+        pairs = zip(envs, arguments, strict=True)
+        return [getattr(env, method)(*given) for env, given in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -63,35 +64,50 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._return += reward  # type: ignore[operator]
         self._length += 1
         if terminated or truncated:
+            # The reset that follows may write into the same array.
+            obs = copy.deepcopy(obs)
             info = {**info, "episode": {"r": float(self._return), "l": self._length}}
         return obs, reward, terminated, truncated, info
 
     def snapshot(self) -> dict[str, Any]:
         """What brings this environment back: plain values and arrays."""
-        state: dict[str, Any] = {"seed": self._seed, "episode": self._episode}
+        state: dict[str, Any] = {
+            "seed": self._seed,
+            "episode": self._episode,
+            "return": float(self._return),
+            "length": self._length,
+        }
+        if self._episode < 0:
+            return state
         if self._has_own_state:
             state["own"] = self.env.get_wrapper_attr("get_state")()
-            state["return"] = self._return
-            state["length"] = self._length
         else:
             state["actions"] = np.asarray(self._actions)
         return state
 
-    def restore(self, state: dict[str, Any]) -> Any:
-        """Bring a snapshot back; returns the observation, or None where it cannot be had."""
+    def restore(self, state: dict[str, Any]) -> tuple[Any, bool]:
+        """Bring a snapshot back: the observation (None if unknown), and whether it is exact.
+
+        It is not if the replayed episode ends early or earns another return: something then
+        depends on more than the episode's seed and actions.
+        """
         self._seed = int(state["seed"])
         self._episode = int(state["episode"])
+        if self._episode < 0:
+            return None, True
         obs, _ = self._begin()
         if "own" in state:
             self.env.get_wrapper_attr("set_state")(state["own"])
             self._return = float(state["return"])
             self._length = int(state["length"])
             self._restore_time_limits()
-            return None
+            return None, True
         actions: Array = np.asarray(state["actions"])
         for action in actions:
-            obs = self.step(action)[0]
-        return obs
+            obs, _, terminated, truncated, _ = self.step(action)
+            if terminated or truncated:
+                return self.reset()[0], False
+        return obs, bool(float(self._return) == float(state["return"]))
 
     def _restore_time_limits(self) -> None:
         layer: Any = self.env

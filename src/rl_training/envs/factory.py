@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from rl_training._lazy import resolve
@@ -27,25 +28,32 @@ Made = TypeVar("Made")
 
 @dataclasses.dataclass(frozen=True)
 class EnvRecipe:
-    """What a worker needs to make an environment: no config class, so no torch."""
+    """What a worker needs to make an environment: no config class, so no torch.
 
-    env_id: str
+    It holds the environment's registered spec, not its id: a script may have registered it for
+    itself alone.
+    """
+
+    source: EnvSpec | EnvFn
     env_kwargs: dict[str, Any]
     wrappers: tuple[tuple[str, dict[str, Any]], ...]
     seed: int
-    env_fn: EnvFn | None = None
 
     @staticmethod
     def from_config(config: TrainConfig[Any], env_fn: EnvFn | None = None) -> EnvRecipe:
         """Take the parts that concern environments."""
         wrappers = tuple((w.path, w.kwargs) for w in config.wrappers)
-        return EnvRecipe(config.env_id, config.env_kwargs, wrappers, config.seed, env_fn)
+        source = _find_spec(config.env_id) if env_fn is None else env_fn
+        return EnvRecipe(source, config.env_kwargs, wrappers, config.seed)
 
     def make(self, index: int) -> gym.Env[Any, Any]:
         """Make environment number ``index``."""
-        env = self.env_fn() if self.env_fn is not None else _gym_make(self.env_id, self.env_kwargs)
+        if isinstance(self.source, EnvSpec):
+            env = _gym_make(self.source, self.env_kwargs)
+        else:
+            env = self.source()
         for path, kwargs in self.wrappers:
-            env = _wrapper_class(path)(env, **kwargs)
+            env = _wrap(env, path, kwargs)
         return SeededEpisodes(env, self.seed, index)
 
 
@@ -87,12 +95,11 @@ def _native(env_id: str, kwargs: dict[str, Any], count: int) -> VectorEnv[Any, A
     )
 
 
-def _gym_make(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    spec = _find_spec(env_id)
-    return _explained(env_id, lambda: gym.make(spec, disable_env_checker=True, **kwargs))
+def _gym_make(spec: EnvSpec, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    return _explained(spec.id, lambda: gym.make(spec, disable_env_checker=True, **kwargs))
 
 
-def _find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
+def _find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     if module:
         try:
@@ -104,9 +111,8 @@ def _find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        raise ConfigError(
-            f"no environment {env_id!r} ({_one_line(error)}).{_nearest(name)}"
-        ) from None
+        hint = _nearest(name) or f" {_one_line(error)}"
+        raise ConfigError(f"no environment {env_id!r}.{hint}") from None
 
 
 def _register_atari(env_id: str) -> None:
@@ -130,7 +136,7 @@ def _explained(env_id: str, make: Callable[[], Made]) -> Made:
         raise ConfigError(
             _needs_extra(env_id, extra) if extra else f"{env_id}: {_one_line(error)}"
         ) from None
-    except (gym.error.Error, TypeError) as error:
+    except (gym.error.Error, TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"cannot make {env_id} with env_kwargs: {_one_line(error)}") from error
 
 
@@ -149,8 +155,12 @@ def _one_line(error: Exception) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(error).split()))
 
 
-def _wrapper_class(path: str) -> Callable[..., gym.Env[Any, Any]]:
+def _wrap(env: gym.Env[Any, Any], path: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     try:
-        return cast("Callable[..., gym.Env[Any, Any]]", resolve(path))
+        wrapper = resolve(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"'wrappers': cannot find {path!r} ({error})") from None
+    try:
+        return cast("gym.Env[Any, Any]", wrapper(env, **kwargs))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"'wrappers': {path} refuses {kwargs}: {_one_line(error)}") from error

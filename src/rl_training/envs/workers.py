@@ -8,28 +8,34 @@ import multiprocessing.connection
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import _async_worker
 
 from rl_training.errors import WorkerError
 
 _BROKEN = (EOFError, BrokenPipeError, ConnectionResetError)
 _START_TIMEOUT = 120.0
+_CLOSE_TIMEOUT = 5.0
 
 
-class _QuietStart:
-    """Makes an environment inside a worker that leaves Ctrl-C to the main process."""
-
-    def __init__(self, make: Callable[[], gym.Env[Any, Any]]) -> None:
-        self._make = make
-
-    def __call__(self) -> gym.Env[Any, Any]:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return self._make()
+def _worker(
+    index: int, env_fn: Any, pipe: Any, parent: Any, memory: Any, errors: Any, *rest: Any
+) -> None:
+    """Gymnasium's worker, deaf to Ctrl-C, that tells if its environment fails to start."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        env = env_fn()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the main process must hear of it
+        errors.put((index, type(error), str(error), traceback.format_exc()))
+        pipe.send((None, False))
+        return
+    _async_worker(index, lambda: env, pipe, parent, memory, errors, *rest)
 
 
 @contextlib.contextmanager
@@ -54,11 +60,12 @@ class WorkerVectorEnv(AsyncVectorEnv):
         self._timeout = timeout
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["rl_training.envs.factory"])
-        with _main_module_hidden():
+        with _main_module_hidden(), self._named_failures():
             # copy=False: the adapter above makes its own copy of every observation.
             super().__init__(
-                [_QuietStart(fn) for fn in env_fns],
+                env_fns,
                 context="forkserver",
+                worker=_worker,
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 copy=False,
             )
@@ -77,11 +84,11 @@ class WorkerVectorEnv(AsyncVectorEnv):
             self.step_async(actions)
             return self.step_wait(timeout=self._timeout)
 
-    def call_each(self, name: str, arguments: list[Any]) -> list[Any]:
-        """Call method ``name`` of each environment with its own single argument."""
+    def call_each(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Call method ``name`` of each environment with its own arguments."""
         with self._named_failures():
-            for pipe, argument in zip(self.parent_pipes, arguments, strict=True):
-                pipe.send(("_call", (name, (argument,), {})))
+            for pipe, given in zip(self.parent_pipes, arguments, strict=True):
+                pipe.send(("_call", (name, given, {})))
             return [self._answer(i) for i in range(self.num_envs)]
 
     def _answer(self, index: int) -> Any:
@@ -140,15 +147,14 @@ class WorkerVectorEnv(AsyncVectorEnv):
             process.join(5)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close politely where every worker still listens, by force where one does not."""
-        alive = all(process.is_alive() for process in self.processes)
-        if not alive or terminate:
-            self._kill()
+        """Ask the workers to close, then end those that have not within a few seconds."""
+        if not terminate:
             for pipe in self.parent_pipes:
-                if pipe is not None:
-                    pipe.close()
-            return
-        try:
-            super().close_extras(timeout=5 if timeout is None else timeout)
-        except (*_BROKEN, mp.TimeoutError):
-            self._kill()
+                with contextlib.suppress(OSError):
+                    pipe.send(("close", None))
+            deadline = time.monotonic() + (_CLOSE_TIMEOUT if timeout is None else timeout)
+            for process in self.processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+        self._kill()
+        for pipe in self.parent_pipes:
+            pipe.close()

@@ -20,12 +20,16 @@ from rl_training.runs import (
     describe_run,
     make_run_dir,
     read_json,
-    record_resume,
     versions,
     write_json,
 )
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.device import pick_device, pick_threads, torch_threads
+from rl_training.runtime.device import (
+    check_acceleration,
+    pick_device,
+    pick_threads,
+    torch_threads,
+)
 from rl_training.runtime.trainer import Setup, Trainer, TrainResult
 from rl_training.seeding import stream_seed
 from rl_training.types import ActionSpec, ObsSpec
@@ -82,7 +86,7 @@ class ExperimentManager:
         hold their final values with ``horizon="keep"``.
         """
         path = find_checkpoint(Path(checkpoint))
-        state = load_checkpoint(path)
+        state = load_state(path)
         if "training" not in state:
             raise CheckpointError(
                 f"{path} holds a policy without its training state: it can be evaluated or used"
@@ -101,18 +105,25 @@ class ExperimentManager:
             trainer = setup.spec.trainer(setup, callbacks)
             exact = trainer.load_state_dict(state)
             _warn_of_differences(setup.run_dir, exact)
-            details = _extend(trainer, total_timesteps, horizon)
-            record_resume(
-                setup.run_dir,
-                checkpoint=path.name,
-                step=trainer.global_step,
-                resume="exact" if exact and _is_exact(setup) else "approximate",
-                **details,
-            )
+            trainer.resumed = {
+                "checkpoint": path.name,
+                "step": trainer.global_step,
+                "resume": "exact" if exact and _is_exact(setup) else "approximate",
+                **_extend(trainer, total_timesteps, horizon),
+            }
         except BaseException:
             setup.env.close()
             raise
         return trainer
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """A checkpoint's content, with all that makes a policy."""
+    state = load_checkpoint(path)
+    missing = {"config", "custom_env", "obs_spec", "action_spec", "algorithm"} - set(state)
+    if missing:
+        raise CheckpointError(f"{path} holds no policy: it lacks {', '.join(sorted(missing))}")
+    return state
 
 
 def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
@@ -129,6 +140,7 @@ def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | Non
     env = VectorAdapter(make_vector_env(config, env_fn=env_fn), config.seed)
     try:
         device = pick_device(config.device, env.obs_spec)
+        check_acceleration(config.acceleration, device)
         count = pick_threads(config, env.obs_spec) if threads is None else threads
         algorithm = build_algorithm(config, env.obs_spec, env.action_spec, device, count)
     except BaseException:
@@ -160,7 +172,7 @@ def build_algorithm(
 def load_weights(algorithm: Any, checkpoint: Path, env: VectorAdapter) -> None:
     """Policy weights from another checkpoint."""
     path = find_checkpoint(checkpoint)
-    state = load_checkpoint(path)
+    state = load_state(path)
     _check_spaces(state, env)
     try:
         algorithm.module.load_state_dict(state["algorithm"]["model"])

@@ -206,7 +206,10 @@ class CheckpointCallback(Callback):
         if new_best:
             checkpointing.link_checkpoint(path, folder / f"best{checkpointing.SUFFIX}")
         checkpointing.link_checkpoint(path, folder / f"last{checkpointing.SUFFIX}")
-        numbered = sorted(folder.glob(f"step_*{checkpointing.SUFFIX}"))
+        # By age, not by number: a run resumed from an older checkpoint writes smaller numbers.
+        numbered = sorted(
+            folder.glob(f"step_*{checkpointing.SUFFIX}"), key=lambda p: p.stat().st_mtime_ns
+        )
         checkpointing.prune(numbered[: -self.keep])
         self._saved_at = time.monotonic()
         trainer.emit_checkpoint(folder / f"last{checkpointing.SUFFIX}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,16 @@ def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
             f"device: {name} was asked for, but torch finds none; use 'cpu' or 'auto'"
         )
     return torch.device(name)
+
+
+def check_acceleration(mode: str, device: torch.device) -> None:
+    """Refuse a mode whose tools are missing, before anything is trained."""
+    if mode == "compile" and device.type == "cpu":
+        compilers = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
+        if not any(shutil.which(name) for name in compilers if name):
+            raise ConfigError(
+                "acceleration: compile needs a C++ compiler (g++ or clang++), and none was found"
+            )
 
 
 def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec) -> int:

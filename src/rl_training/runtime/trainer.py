@@ -25,7 +25,7 @@ import torch
 
 from rl_training.errors import NonFiniteError
 from rl_training.logging import MetricLogger
-from rl_training.runs import read_json, write_json
+from rl_training.runs import read_json, record_resume, write_json
 from rl_training.runtime.callbacks import (
     Callback,
     CheckpointCallback,
@@ -95,6 +95,8 @@ class Trainer(ABC):
         self.global_step = 0
         self.iteration = 0
         self.metrics: dict[str, float] = {}
+        self.resumed: dict[str, Any] | None = None
+        """Of a resumed run: from which checkpoint and how, for its lineage."""
         self.callbacks = self._with_standard(callbacks)
         self._stop_reason: str | None = None
         self._interrupted = False
@@ -152,6 +154,8 @@ class Trainer(ABC):
             resume_at=self._log_offset,
             purge_step=self.global_step + 1 if resumed else None,
         )
+        if self.resumed is not None:
+            record_resume(self.run_dir, **self.resumed)
         self._restore_rng()
         for callback in self.callbacks:
             callback.on_start(self)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.checkpointing import find_checkpoint, load_checkpoint
+from rl_training.checkpointing import find_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn
 from rl_training.errors import CheckpointError, ConfigError
@@ -19,6 +19,7 @@ from rl_training.experiment.manager import (
     Horizon,
     build_algorithm,
     config_from_state,
+    load_state,
 )
 from rl_training.experiment.registry import get_spec
 from rl_training.runtime.callbacks import Callback
@@ -136,7 +137,7 @@ def policy_from_state(state: dict[str, Any], device: str | None = None) -> Train
 
 def load_policy(checkpoint: str | Path, device: str | None = None) -> TrainedPolicy:
     """A policy from a checkpoint or run folder; no environment is made."""
-    return policy_from_state(load_checkpoint(find_checkpoint(Path(checkpoint))), device)
+    return policy_from_state(load_state(find_checkpoint(Path(checkpoint))), device)
 
 
 def evaluate_checkpoint(
@@ -149,7 +150,7 @@ def evaluate_checkpoint(
     env_fn: EnvFn | None = None,
 ) -> EvalResult:
     """Evaluate a checkpoint (or a run folder's last one) on fresh environments."""
-    state = load_checkpoint(find_checkpoint(Path(checkpoint)))
+    state = load_state(find_checkpoint(Path(checkpoint)))
     if state["custom_env"] and env_fn is None:
         raise CheckpointError(
             f"{checkpoint} was trained on an environment given as env_fn; evaluate it from"

@@ -1,0 +1,635 @@
+"""The command line: what it trains, what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training import cli
+from rl_training.checkpointing import load_checkpoint
+from rl_training.config import TrainConfig, algo_config_type, config_from_file
+from rl_training.experiment.registry import ALGORITHMS
+from rl_training.version import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+Captured = pytest.CaptureFixture[str]
+
+SMALL = """\
+format: 1
+algo: ppo
+env_id: probe/ConstantReward-v0
+seed: 5
+total_timesteps: 256
+num_envs: 2
+eval_episodes: 2
+tensorboard: false
+progress: false
+algo_kwargs: {num_steps: 32, gamma: 0.9, update_epochs: 1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line writes below the working directory and adds it to sys.path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A config file of a run of four iterations."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "small.yaml").write_text(SMALL, encoding="utf-8")
+    words = ["train", "--config", str(folder / "small.yaml"), "--output-dir", str(folder / "runs")]
+    assert cli.main(words) == 0
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+@pytest.fixture
+def run_copy(finished: Path, tmp_path: Path) -> Path:
+    """A finished run of one's own."""
+    return Path(shutil.copytree(finished, tmp_path / "copied"))
+
+
+def call(*words: str | Path) -> int:
+    """The exit code of the command, however it is reached."""
+    try:
+        return cli.main([str(word) for word in words])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def last_line(text: str) -> dict[str, Any]:
+    """The JSON object on the last line."""
+    value = json.loads(text.splitlines()[-1])
+    assert isinstance(value, dict)
+    return value
+
+
+def train(capsys: Captured, *words: str | Path) -> dict[str, Any]:
+    """Train with ``--json`` and return what the last line holds."""
+    code = call("train", *words, "--json")
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return last_line(captured.out)
+
+
+def mistake(capsys: Captured, *words: str | Path) -> str:
+    """The one line that a mistake is answered with."""
+    code = call(*words)
+    captured = capsys.readouterr()
+    assert code == 2, captured.err
+    assert not captured.out
+    assert "Traceback" not in captured.err
+    (line,) = captured.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl without the first, which holds the format."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines[1:]]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Environment variables of a process that runs this checkout."""
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), **extra}
+
+
+# -- the command itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(capsys: Captured, words: list[str]) -> None:
+    assert call(*words) == 0
+    text = capsys.readouterr().out
+    assert all(f"rl-training {command}" in text for command in ("train", "eval", "resume"))
+
+
+def test_version_is_printed(capsys: Captured) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("eval", ["--checkpoint", "--num-episodes", "--deterministic", "--seed", "--json"]),
+        ("resume", ["--checkpoint", "--total-timesteps", "--horizon", "--json"]),
+    ],
+)
+def test_eval_and_resume_list_their_flags(capsys: Captured, command: str, flags: list[str]) -> None:
+    assert call(command, "--help") == 0
+    assert set(flags) <= set(help_blocks(capsys.readouterr().out))
+
+
+def help_blocks(text: str) -> dict[str, str]:
+    """The help of each flag, without its white space."""
+    blocks: dict[str, str] = {}
+    flag = ""
+    for line in text.splitlines():
+        words = line.strip("│ ").split()
+        if words and words[0].startswith("--"):
+            flag = words[0].rstrip(",")
+            blocks[flag] = ""
+        elif flag:
+            blocks[flag] += "".join(words)
+    return blocks
+
+
+def field_docs(owner: type[Any]) -> dict[str, str]:
+    """The docstrings that stand under the fields of a dataclass."""
+    body = ast.parse(inspect.getsource(owner)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(below, ast.Expr), f"{field.target.id} has no docstring"
+            assert isinstance(below.value, ast.Constant)
+            docs[field.target.id] = str(below.value.value)
+    return docs
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_field_and_knob_is_a_flag_with_its_docstring(capsys: Captured, algo: str) -> None:
+    assert call("train", "--algo", algo, "--help") == 0
+    blocks = help_blocks(capsys.readouterr().out)
+    expected = {f"--{name}": doc for name, doc in field_docs(TrainConfig).items()}
+    del expected["--algo_kwargs"]
+    knobs = field_docs(algo_config_type(algo))
+    expected |= {f"--algo-kwargs.{name}": doc for name, doc in knobs.items()}
+    assert len(expected) > 40
+    for flag, doc in expected.items():
+        assert "".join(doc.split()) in blocks.get(flag.replace("_", "-"), "no such flag"), flag
+
+
+# -- train -----------------------------------------------------------------------------------------
+
+
+def test_train_from_a_file(capsys: Captured, small: Path) -> None:
+    result = train(capsys, "--config", small)
+    run_dir = Path(result["run_dir"])
+    assert result["status"] == "finished"
+    assert result["stop_reason"] == "total_timesteps reached"
+    assert result["global_step"] == result["metrics"]["global_step"] == 256
+    assert result["metrics"]["eval/return_mean"] == 1.0
+    assert Path(result["checkpoint_path"]) == run_dir / "checkpoints" / "last.pt"
+    assert load_checkpoint(run_dir / "checkpoints" / "last.pt")["config"]["seed"] == 5
+    assert config_from_file(run_dir / "config.yaml") == config_from_file(small)
+
+
+def test_train_says_what_it_does_and_what_comes_next(capsys: Captured, small: Path) -> None:
+    assert call("train", "--config", small) == 0
+    captured = capsys.readouterr()
+    (run,) = Path("runs").iterdir()
+    what = "ppo on probe/ConstantReward-v0: 256 steps, 2 environments (sync), cpu, 1 thread(s)"
+    assert captured.err == f"{what} -> {run}\n"
+    lines = captured.out.splitlines()
+    assert lines[0] == "total_timesteps reached at step 256"
+    assert lines[1] == "evaluation: return 1.0 +/- 0.0 over 2 episodes"
+    assert f"evaluate: rl-training eval --checkpoint {run}" in lines
+    assert f"resume:   rl-training resume --checkpoint {run} --total-timesteps N" in lines
+
+
+def test_train_from_a_preset_with_overrides(capsys: Captured) -> None:
+    result = train(
+        capsys, "ppo/cartpole", "--total-timesteps", "100", "--num-envs", "2", "--seed", "3",
+        "--no-tensorboard", "--no-progress", "--eval-episodes", "0",
+        "--algo-kwargs.update-epochs", "1",
+    )  # fmt: skip
+    used = config_from_file(Path(result["run_dir"]) / "config.yaml")
+    assert used == config_from_file("ppo/cartpole").with_overrides(
+        total_timesteps=100,
+        num_envs=2,
+        seed=3,
+        tensorboard=False,
+        progress=False,
+        eval_episodes=0,
+        update_epochs=1,
+    )
+    assert used.algo_kwargs.gae_lambda == 0.8, "the preset's own"
+    assert result["global_step"] == 128, "whole iterations of 2 * 64 steps"
+
+
+def test_train_without_a_source_takes_the_defaults_and_flags(capsys: Captured) -> None:
+    result = train(
+        capsys, "--env-id=probe/ConstantReward-v0", "--total-timesteps=16", "--num-envs=2",
+        "--algo-kwargs.num-steps=8", "--eval-episodes=0", "--output-dir=elsewhere",
+    )  # fmt: skip
+    used = config_from_file(Path(result["run_dir"]) / "config.yaml")
+    assert used == TrainConfig(
+        env_id="probe/ConstantReward-v0",
+        total_timesteps=16,
+        num_envs=2,
+        eval_episodes=0,
+        output_dir=Path("elsewhere"),
+        algo_kwargs={"num_steps": 8},
+    )
+    assert Path(result["run_dir"]).parent == Path("elsewhere")
+
+
+def test_flags_take_powers_of_ten(capsys: Captured, small: Path) -> None:
+    result = train(
+        capsys, "--config", small, "--total-timesteps", "1e3", "--algo-kwargs.learning-rate", "1e-3"
+    )
+    used = config_from_file(Path(result["run_dir"]) / "config.yaml")
+    assert used.total_timesteps == 1000
+    assert used.algo_kwargs.learning_rate == 1e-3
+    assert result["global_step"] == 1024, "whole iterations of 2 * 32 steps"
+
+
+def test_flags_take_lists_and_none(capsys: Captured, small: Path) -> None:
+    result = train(
+        capsys, f"--config={small}", "--algo-kwargs.hidden-sizes", "8", "4",
+        "--algo-kwargs.target-kl", "None", "--algo-kwargs.no-anneal-lr", "--normalize-obs",
+    )  # fmt: skip
+    used = config_from_file(Path(result["run_dir"]) / "config.yaml")
+    assert used.algo_kwargs.hidden_sizes == (8, 4)
+    assert used.algo_kwargs.target_kl is None
+    assert used.algo_kwargs.anneal_lr is False
+    assert used.normalize_obs is True
+
+
+def test_env_kwargs_and_wrappers_are_yaml(capsys: Captured, small: Path) -> None:
+    wrappers = (
+        "[{path: 'gymnasium.wrappers:TimeLimit', kwargs: {max_episode_steps: 5}},"
+        " gymnasium.wrappers:RecordEpisodeStatistics]"
+    )
+    result = train(
+        capsys, "--config", small, "--env-id", "CartPole-v1", "--wrappers", wrappers,
+        "--env-kwargs", "{sutton_barto_reward: true}",
+    )  # fmt: skip
+    used = config_from_file(Path(result["run_dir"]) / "config.yaml")
+    assert used.env_kwargs == {"sutton_barto_reward": True}
+    assert [w.path.partition(":")[2] for w in used.wrappers] == [
+        "TimeLimit",
+        "RecordEpisodeStatistics",
+    ]
+    # No pole falls within five steps, and with this reward nothing but falling counts.
+    assert result["metrics"]["eval/length_mean"] == 5.0
+    assert result["metrics"]["eval/return_mean"] == 0.0
+
+
+def test_a_file_may_build_on_a_preset_and_flags_on_the_file(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "preset: ppo/cartpole\nenv_id: probe/ConstantReward-v0\nseed: 5\nnum_envs: 2\n"
+        "eval_episodes: 0\nalgo_kwargs: {num_steps: 16, update_epochs: 1}\n"
+    )
+    result = train(capsys, "--config", path, "--total-timesteps", "32", "--seed", "6")
+    used = config_from_file(Path(result["run_dir"]) / "config.yaml")
+    assert (used.seed, used.num_envs, used.total_timesteps) == (6, 2, 32)
+    assert (used.algo_kwargs.num_steps, used.algo_kwargs.gamma) == (16, 0.98)
+
+
+# -- eval ------------------------------------------------------------------------------------------
+
+
+def test_eval_plays_the_episodes_asked_for(capsys: Captured, finished: Path) -> None:
+    assert call("eval", "--checkpoint", finished, "--num-episodes", "3", "--json") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("return 1.00 +/- 0.00 (min 1.00, max 1.00) over 3 episodes")
+    result = last_line(captured.out)
+    assert result["returns"] == [1.0, 1.0, 1.0]
+    assert result["lengths"] == [1, 1, 1]
+    assert result["metrics"]["eval/episodes"] == 3
+    assert result["checkpoint"] == str(finished)
+
+
+def test_eval_takes_a_checkpoint_file_and_flags(capsys: Captured, finished: Path) -> None:
+    path = finished / "checkpoints" / "best.pt"
+    words = ["--no-deterministic", "--seed", "3", "--device", "cpu", "--num-episodes", "2"]
+    assert call("eval", "--checkpoint", path, *words) == 0
+    assert "over 2 episodes" in capsys.readouterr().out
+
+
+# -- resume ----------------------------------------------------------------------------------------
+
+
+def test_resume_of_a_finished_run_says_so(capsys: Captured, run_copy: Path) -> None:
+    before = (run_copy / "metrics.jsonl").read_bytes()
+    assert call("resume", "--checkpoint", run_copy, "--json") == 0
+    captured = capsys.readouterr()
+    assert f"{run_copy} has finished its 256 steps; --total-timesteps N extends" in captured.err
+    assert last_line(captured.out) == {
+        "run_dir": str(run_copy),
+        "global_step": 256,
+        "status": "finished",
+    }
+    assert (run_copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_extends_a_run_in_its_folder(capsys: Captured, run_copy: Path) -> None:
+    words = ["--total-timesteps", "5e2", "--json"]
+    assert call("resume", "--checkpoint", run_copy, *words) == 0
+    captured = capsys.readouterr()
+    assert f"resuming {run_copy} at step 256 of 512" in captured.err
+    assert "schedules now run over 512 steps" in captured.err
+    result = last_line(captured.out)
+    assert (result["run_dir"], result["global_step"]) == (str(run_copy), 512)
+    assert result["status"] == "finished"
+    steps = [row["step"] for row in rows(run_copy) if "losses/loss" in row]
+    assert steps == list(range(64, 513, 64))
+
+
+def test_resume_with_the_old_horizon_keeps_the_schedules(capsys: Captured, run_copy: Path) -> None:
+    words = ["--total-timesteps", "384", "--horizon", "keep", "--json"]
+    assert call("resume", "--checkpoint", run_copy, *words) == 0
+    captured = capsys.readouterr()
+    assert "schedules now run" not in captured.err
+    assert last_line(captured.out)["metrics"]["losses/learning_rate"] == 0.0
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+def test_an_unknown_command_is_a_mistake(capsys: Captured) -> None:
+    assert mistake(capsys, "trian") == "error: unknown command 'trian'. Did you mean 'train'?"
+
+
+def test_an_unknown_preset_is_a_mistake(capsys: Captured) -> None:
+    line = mistake(capsys, "train", "ppo/cartpol")
+    assert line == "error: no preset or file 'ppo/cartpol'. Did you mean 'ppo/cartpole'?"
+
+
+def test_a_missing_config_file_is_a_mistake(capsys: Captured) -> None:
+    line = mistake(capsys, "train", "--config", "gone.yaml")
+    assert line == "error: config file gone.yaml does not exist"
+
+
+def test_a_flag_without_its_value_is_a_mistake(capsys: Captured) -> None:
+    assert mistake(capsys, "train", "--config") == "error: --config needs a value"
+
+
+def test_a_typo_in_a_config_key_is_a_mistake(capsys: Captured, small: Path) -> None:
+    small.write_text(SMALL + "sede: 3\n")
+    line = mistake(capsys, "train", "--config", small)
+    assert line == f"error: {small}: unknown key 'sede'. Did you mean 'seed'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2", "key 'seed' stands twice (line 2)"),
+        ("num_envs: 0", "'num_envs' must be at least 1; got 0"),
+        ("format: 99", "has format 99"),
+        ("algo: 3", "algo"),
+        ("seed: [1", "not valid YAML"),
+        ("env_id: 2001-13-45", "not valid YAML"),
+        ("preset: ppo/cartpole\nalgo_kwargs: 3", "'algo_kwargs' must be a mapping"),
+        ("wrappers: [{kwargs: {}}]", "path"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_a_mistake(
+    capsys: Captured, small: Path, text: str, message: str
+) -> None:
+    small.write_text(text)
+    line = mistake(capsys, "train", "--config", small)
+    assert str(small) in line
+    assert message in line
+
+
+def test_an_unknown_environment_is_a_mistake(capsys: Captured, small: Path) -> None:
+    line = mistake(capsys, "train", "--config", small, "--env-id", "CartPol-v1")
+    assert "no environment 'CartPol-v1'" in line
+    assert line.endswith("Did you mean 'CartPole-v1'?")
+    line = mistake(capsys, "train", "--config", small, "--env-id", "no_such_module:MyEnv-v0")
+    assert "cannot import 'no_such_module'" in line
+    assert not Path("runs").exists(), "a refused run leaves nothing"
+
+
+def test_an_argument_the_environment_does_not_take_is_a_mistake(
+    capsys: Captured, small: Path
+) -> None:
+    line = mistake(capsys, "train", "--config", small, "--env-kwargs", "{gravity: 5}")
+    assert "cannot make probe/ConstantReward-v0 with env_kwargs" in line
+    assert "gravity" in line
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "message"),
+    [
+        ("[no_such_module:Wrapper]", "'wrappers': cannot find 'no_such_module:Wrapper'"),
+        ("[gymnasium.wrappers:NoSuch]", "'wrappers': cannot find 'gymnasium.wrappers:NoSuch'"),
+        ("[gymnasium.wrappers:TimeLimit]", "max_episode_steps"),
+        ("[{path: 'gymnasium.wrappers:ClipReward', kwargs: {no_such: 1}}]", "no_such"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_put_on_is_a_mistake(
+    capsys: Captured, small: Path, wrappers: str, message: str
+) -> None:
+    line = mistake(capsys, "train", "--config", small, "--wrappers", wrappers)
+    assert message in line
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "resume"])
+def test_a_wrong_checkpoint_path_is_a_mistake(
+    capsys: Captured, tmp_path: Path, command: str
+) -> None:
+    line = mistake(capsys, command, "--checkpoint", "nowhere")
+    assert line == "error: no checkpoint or run folder at nowhere"
+    line = mistake(capsys, command, "--checkpoint", tmp_path)
+    assert f"{tmp_path} holds no checkpoint" in line
+
+
+def test_a_wrong_init_from_is_a_mistake(capsys: Captured, small: Path) -> None:
+    line = mistake(capsys, "train", "--config", small, "--init-from", "nowhere.pt")
+    assert line == "error: no checkpoint or run folder at nowhere.pt"
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "resume"])
+@pytest.mark.parametrize("how", ["cut short", "one bit", "not a checkpoint"])
+def test_a_damaged_checkpoint_is_a_mistake(
+    capsys: Captured, run_copy: Path, command: str, how: str
+) -> None:
+    path = run_copy / "checkpoints" / "last.pt"
+    content = bytearray(path.read_bytes())
+    if how == "cut short":
+        content = content[: len(content) // 2]
+    elif how == "one bit":
+        content[len(content) // 2] ^= 1
+    else:
+        content = bytearray(b"hello")
+    path.write_bytes(content)
+    line = mistake(capsys, command, "--checkpoint", run_copy)
+    assert str(path) in line
+    assert "damaged" in line
+    assert "the one before it: " in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--no-such-flag", "3"], "--no-such-flag"),
+        (["--num-envs", "0"], "'num_envs' must be at least 1; got 0"),
+        (["--algo-kwargs.gamma", "1.5"], "must be between 0 and 1"),
+        (["--total-timesteps", "1.5"], "'1.5' is not a whole number"),
+        (["--env-kwargs", "[1]"], "must be a mapping"),
+        (["--env-kwargs", "{a: 1"], "not valid YAML"),
+        (["--wrappers", "TimeLimit"], "must be a list"),
+    ],
+)
+def test_a_wrong_flag_is_a_mistake(
+    capsys: Captured, small: Path, words: list[str], message: str
+) -> None:
+    assert call("train", "--config", small, *words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert not Path("runs").exists()
+
+
+def test_an_output_dir_that_is_a_file_is_a_mistake(capsys: Captured, small: Path) -> None:
+    line = mistake(capsys, "train", "--config", small, "--output-dir", small)
+    assert "cannot make the run folder" in line
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def test_an_environment_that_raises_is_a_failure_with_its_traceback(
+    capsys: Captured, small: Path
+) -> None:
+    assert call("train", "--config", small, "--env-id", "probe/Broken-v0") == 1
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert "the pole fell on my foot" in text
+
+
+def test_a_run_that_diverges_is_a_failure_told_in_words(capsys: Captured, small: Path) -> None:
+    words = ["--env-id", "probe/Broken-v0", "--env-kwargs", "{how: nan}"]
+    assert call("train", "--config", small, *words) == 1
+    text = capsys.readouterr().err
+    assert "failed: " in text
+    assert "Traceback" not in text
+
+
+# -- real processes --------------------------------------------------------------------------------
+
+
+def test_the_module_trains_as_a_process(tmp_path: Path) -> None:
+    path = tmp_path / "cartpole.yaml"
+    path.write_text(SMALL.replace("probe/ConstantReward-v0", "CartPole-v1"))
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_training.cli", "train", "--config", str(path), "--json"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = last_line(done.stdout)
+    assert result["global_step"] == 256
+    assert (tmp_path / result["run_dir"] / "checkpoints" / "last.pt").is_file()
+
+
+def test_the_script_trains_on_an_environment_beside_the_caller(tmp_path: Path) -> None:
+    (tmp_path / "mymodule.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gym.register('MyEnv-v0', CartPoleEnv, max_episode_steps=7)\n"
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(SMALL.replace("probe/ConstantReward-v0", "mymodule:MyEnv-v0"))
+    done = subprocess.run(
+        [
+            sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "mine.yaml",
+            "--vectorization", "async", "--json",
+        ],
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert last_line(done.stdout)["metrics"]["eval/length_mean"] == 7.0
+
+
+SLOW_ENV = """\
+import os, time
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Slow(CartPoleEnv):
+    def step(self, action):
+        time.sleep(float(os.environ.get("SLOW_STEP_SECONDS", "0")))
+        return super().step(action)
+
+gym.register("Slow-v0", Slow, max_episode_steps=20)
+"""
+
+
+def test_an_interrupted_run_is_saved_and_can_be_finished(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "slow_env_of_test_cli.py").write_text(SLOW_ENV)
+    path = tmp_path / "slow.yaml"
+    text = SMALL.replace("probe/ConstantReward-v0", "slow_env_of_test_cli:Slow-v0")
+    path.write_text(text.replace("total_timesteps: 256", "total_timesteps: 6400"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rl_training.cli", "train", "--config", "slow.yaml", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(SLOW_STEP_SECONDS="0.005"),
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if any(len(rows(run)) >= 2 for run in tmp_path.glob("runs/*")):
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "SIGINT: finishing this iteration, then saving" in err
+    assert "Traceback" not in err
+    result = last_line(out)
+    assert (result["status"], result["stop_reason"]) == ("interrupted", "SIGINT")
+    run_dir, done = tmp_path / result["run_dir"], result["global_step"]
+    assert 128 <= done < 6400
+    assert done % 64 == 0
+    assert f"resume:   rl-training resume --checkpoint {result['run_dir']}\n" in out
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+    saved = load_checkpoint(run_dir / "checkpoints" / "last.pt")
+    assert saved["training"]["counters"]["global_step"] == done
+
+    assert call("resume", "--checkpoint", run_dir, "--json") == 0
+    captured = capsys.readouterr()
+    assert f"at step {done:,} of 6,400" in captured.err
+    finished = last_line(captured.out)
+    assert (finished["status"], finished["global_step"]) == ("finished", 6400)
+    steps = [row["step"] for row in rows(run_dir) if "losses/loss" in row]
+    assert steps == list(range(64, 6401, 64)), "no iteration is missing or stands twice"
