@@ -287,15 +287,21 @@ class Worker(FixedLength):
         self.in_worker = mp.parent_process() is not None
         if trouble == "init" and self.in_worker:
             raise RuntimeError("no licence left for the simulator")
+        self.dawdle("slow init")
+
+    def dawdle(self, trouble: str) -> None:
+        if self.trouble == trouble and self.in_worker:
+            time.sleep(20)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self.dawdle("slow reset")
+        return super().reset(seed=seed)
 
     def modules(self) -> list[str]:
         return sorted(sys.modules)
 
     def pid(self) -> int:
         return os.getpid()
-
-    def snore(self, seconds: float) -> None:
-        time.sleep(seconds)
 
     def close(self) -> None:
         if self.trouble == "close" and self.in_worker:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import probe_envs  # noqa: F401 - registers environments
-
 from rl_training import checkpointing
 from rl_training.config import config_from_file
 from rl_training.experiment.manager import ExperimentManager
@@ -37,7 +36,7 @@ def kill_in_save(number: int) -> None:
 
     def fsync(descriptor: int) -> None:
         nonlocal count
-        is_file = os.readlink(f"/proc/self/fd/{descriptor}").endswith(".tmp")
+        is_file = Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".tmp"
         count += is_file
         if is_file and count == number:
             os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)

@@ -59,9 +59,12 @@ def assert_gone(pids: list[int]) -> None:
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
+    """However it ends, it ends soon."""
     started = time.monotonic()
-    yield
-    assert time.monotonic() - started < seconds
+    try:
+        yield
+    finally:
+        assert time.monotonic() - started < seconds
 
 
 @contextlib.contextmanager
@@ -171,6 +174,24 @@ def test_an_environment_that_cannot_be_made_in_a_worker_says_why(async_config: M
     config = async_config(env_id=WORKER, env_kwargs={"trouble": "init"})
     with pytest.raises(WorkerError, match="no licence left for the simulator"), within(PROMPT):
         make_vector_env(config)
+
+
+def test_an_environment_that_takes_forever_to_make_is_given_up(
+    async_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.envs.workers._START_TIMEOUT", 1.0)
+    config = async_config(env_id=WORKER, env_kwargs={"trouble": "slow init"})
+    with pytest.raises(WorkerError, match=r"did not answer within 1 s"), within(PROMPT):
+        make_vector_env(config).close()
+
+
+def test_a_worker_that_hangs_in_a_reset_is_stopped_after_the_timeout(
+    async_config: MakeConfig,
+) -> None:
+    config = async_config(env_id=WORKER, env_kwargs={"trouble": "slow reset"}, worker_timeout=1.0)
+    with workers(config) as env:
+        with pytest.raises(WorkerError, match=r"did not answer within 1 s"), within(PROMPT):
+            env.reset()
 
 
 def test_closing_does_not_wait_for_an_environment_that_never_closes(
@@ -331,6 +352,23 @@ def test_a_run_whose_worker_was_killed_stops_and_can_be_resumed_to_the_same_end(
     resumed = resume_training(watch.run_dir)
     whole = train_ppo(config)
     assert _essence(resumed.run_dir) == _essence(whole.run_dir)
+
+
+def test_a_finished_run_leaves_no_workers_of_training_or_evaluation(
+    async_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[WorkerVectorEnv] = []  # held, so that collecting garbage cannot close them
+    make = WorkerVectorEnv.__init__
+
+    def noting(self: WorkerVectorEnv, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(WorkerVectorEnv, "__init__", noting)
+    train_ppo(async_config(eval_episodes=2))
+    pids = [process.pid for env in made for process in env.processes]
+    assert len(pids) == 4
+    assert_gone([pid for pid in pids if pid is not None])
 
 
 # -- whole programs --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -24,19 +25,17 @@ SUFFIX = ".pt"
 def to_storable(value: Any, where: str = "state") -> Any:
     """Tensors and plain values only; arrays become tensors, anything else is refused by name."""
     if isinstance(value, Tensor):
-        tensor = value.detach().cpu()
-        # A view would drag its whole storage into the file.
-        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-        return tensor if whole and tensor.is_contiguous() else tensor.contiguous().clone()
+        return _plain_tensor(value, where)
     if isinstance(value, np.ndarray):
         return _array_to_tensor(value, where)
     if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
+        value = value.item()
+    # Exactly these: a subclass (an enum, say) would be pickled by its class's name.
+    if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
         for key in value:
-            if not isinstance(key, (str, int)):
+            if type(key) not in (str, int):
                 raise CheckpointError(f"{where}: a key of type {type(key).__name__} can't be saved")
         return {key: to_storable(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -47,10 +46,22 @@ def to_storable(value: Any, where: str = "state") -> Any:
     )
 
 
+def _plain_tensor(value: Tensor, where: str) -> Tensor:
+    if value.layout != torch.strided or value.is_meta:
+        kind = "meta" if value.is_meta else value.layout
+        raise CheckpointError(f"{where} is a {kind} tensor, which can't be saved")
+    tensor = value.detach().cpu()
+    # A view would drag its whole storage into the file.
+    whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    if whole and tensor.is_contiguous():
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def _array_to_tensor(value: np.ndarray[Any, Any], where: str) -> Tensor:
     try:
         return torch.from_numpy(np.array(value))
-    except TypeError:
+    except (TypeError, ValueError):
         raise CheckpointError(
             f"{where} is an array of {value.dtype}, which can't be saved"
         ) from None
@@ -65,9 +76,12 @@ def state_digest(value: Any) -> str:
 
 def _feed(sha: Any, value: Any) -> None:
     if isinstance(value, Tensor):
-        sha.update(f"T{value.dtype}{tuple(value.shape)}".encode())
+        graph = "grad" if value.requires_grad else ""
+        sha.update(f"T{value.dtype}{tuple(value.shape)}{graph}".encode())
         if value.numel():
-            sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+            # A contiguous tensor of one element may still have any stride: reshape keeps it.
+            flat = value.detach().contiguous().as_strided((value.numel(),), (1,))
+            sha.update(flat.view(torch.uint8).numpy())
     elif isinstance(value, dict):
         sha.update(f"D{len(value)}".encode())
         for key, item in value.items():
@@ -87,16 +101,17 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     stored = to_storable(state)
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "digest": state_digest(stored), "state": stored}, buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
     _sync_folder(path.parent)
 
@@ -105,7 +120,8 @@ def _sync_folder(folder: Path) -> None:
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with contextlib.suppress(OSError):  # some network file systems cannot
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -144,7 +160,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             " use the version that wrote it, or a newer one"
         )
     state = content.get("state")
-    if not isinstance(state, dict) or content.get("digest") != state_digest(state):
+    try:
+        intact = isinstance(state, dict) and bool(content.get("digest") == state_digest(state))
+    except Exception:  # noqa: BLE001 - a damaged structure may even hold itself
+        intact = False
+    if not intact:
         raise CheckpointError(
             f"{path} was altered or damaged: its digest does not match{_offer_older(path)}"
         )
