@@ -189,9 +189,9 @@ def test_a_worker_that_hangs_in_a_reset_is_stopped_after_the_timeout(
     async_config: MakeConfig,
 ) -> None:
     config = async_config(env_id=WORKER, env_kwargs={"trouble": "slow reset"}, worker_timeout=1.0)
-    with workers(config) as env:
-        with pytest.raises(WorkerError, match=r"did not answer within 1 s"), within(PROMPT):
-            env.reset()
+    message = "did not answer within 1 s"
+    with workers(config) as env, pytest.raises(WorkerError, match=message), within(PROMPT):
+        env.reset()
 
 
 def test_closing_does_not_wait_for_an_environment_that_never_closes(

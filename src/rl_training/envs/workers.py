@@ -17,7 +17,7 @@ import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 
-from rl_training.errors import WorkerError
+from rl_training.errors import ConfigError, WorkerError
 
 _BROKEN = (EOFError, BrokenPipeError, ConnectionResetError)
 _START_TIMEOUT = 120.0
@@ -60,7 +60,7 @@ class WorkerVectorEnv(AsyncVectorEnv):
         self._timeout = timeout
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["rl_training.envs.factory"])
-        with _main_module_hidden(), self._named_failures():
+        with _main_module_hidden(), self._named_failures(_START_TIMEOUT):
             # copy=False: the adapter above makes its own copy of every observation.
             super().__init__(
                 env_fns,
@@ -73,10 +73,10 @@ class WorkerVectorEnv(AsyncVectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> Any:
-        """Reset all; the first one also waits for the workers to come up."""
+        """Reset all, within the timeout."""
         with self._named_failures():
             self.reset_async(seed=seed, options=options)
-            return self.reset_wait(timeout=max(self._timeout, _START_TIMEOUT))
+            return self.reset_wait(timeout=self._timeout)
 
     def step(self, actions: Any) -> Any:
         """Step all, within the timeout."""
@@ -86,10 +86,20 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     def call_each(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Call method ``name`` of each environment with its own arguments."""
-        with self._named_failures():
+        with self._named_failures(_START_TIMEOUT):
             for pipe, given in zip(self.parent_pipes, arguments, strict=True):
                 pipe.send(("_call", (name, given, {})))
             return [self._answer(i) for i in range(self.num_envs)]
+
+    def _check_spaces(self) -> None:
+        """Wait for the workers to make their environments, which must have the same spaces."""
+        question = (self.observation_mode, self.single_observation_space, self.single_action_space)
+        for pipe in self.parent_pipes:
+            pipe.send(("_check_spaces", question))
+        answers = [self._answer(i) for i in range(self.num_envs)]
+        if not all(all(answer) for answer in answers):
+            self._kill()
+            raise ConfigError("the environments of one vector must have the same spaces")
 
     def _answer(self, index: int) -> Any:
         pipe = self.parent_pipes[index]
@@ -107,15 +117,15 @@ class WorkerVectorEnv(AsyncVectorEnv):
             raise WorkerError(f"environment {index} raised in its worker process:\n{trace}")
 
     @contextlib.contextmanager
-    def _named_failures(self) -> Iterator[None]:
+    def _named_failures(self, timeout: float | None = None) -> Iterator[None]:
         try:
             yield
         except mp.TimeoutError:
             silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
             self._kill()
+            limit = f"{self._timeout:g} s (worker_timeout)" if timeout is None else f"{timeout:g} s"
             raise WorkerError(
-                f"environment worker {silent} did not answer within {self._timeout:g} s"
-                " (worker_timeout); it was stopped"
+                f"environment worker {silent} did not answer within {limit}; it was stopped"
             ) from None
         except _BROKEN:
             message = self._describe_dead()
@@ -125,10 +135,11 @@ class WorkerVectorEnv(AsyncVectorEnv):
     def _describe_dead(self) -> str:
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
+            # In this order: a worker's last words are in the queue before it ends.
+            dead = [(i, p.exitcode) for i, p in enumerate(self.processes) if not p.is_alive()]
             if not self.error_queue.empty():
                 index, _, _, trace = self.error_queue.get()
                 return f"environment {index} raised in its worker process:\n{trace}"
-            dead = [(i, p.exitcode) for i, p in enumerate(self.processes) if not p.is_alive()]
             if dead:
                 index, code = dead[0]
                 how = f"was killed by signal {-code}" if code and code < 0 else f"exited ({code})"
