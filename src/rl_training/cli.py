@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import traceback
 import warnings
@@ -220,11 +221,11 @@ def _finish(result: TrainResult, as_json: bool) -> int:
         )
     lines += [
         f"run:      {run}",
-        f"view:     tensorboard --logdir {run}",
-        f"evaluate: rl-training eval --checkpoint {run}",
+        f"view:     {_runnable('tensorboard')} --logdir {run}",
+        f"evaluate: {_runnable('rl-training')} eval --checkpoint {run}",
     ]
     more = "" if result.interrupted else " --total-timesteps N"
-    lines.append(f"resume:   rl-training resume --checkpoint {run}{more}")
+    lines.append(f"resume:   {_runnable('rl-training')} resume --checkpoint {run}{more}")
     sys.stdout.write("\n".join(lines) + "\n")
     if as_json:
         _print_json(
@@ -238,6 +239,12 @@ def _finish(result: TrainResult, as_json: bool) -> int:
             }
         )
     return 0
+
+
+def _runnable(program: str) -> str:
+    """The name if the shell finds it, else its path in the environment we run in."""
+    here = Path(sys.executable).parent / program
+    return program if shutil.which(program) or not here.exists() else str(_shortest(here))
 
 
 def _shortest(path: Path) -> Path:
