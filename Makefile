@@ -16,7 +16,7 @@ $(BIN)/python:
 		{ echo "rl_training needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch goes first and pinned: an unpinned torch pulls gigabytes of CUDA libraries.
+# torch goes first and pinned, so that nothing installed after it pulls another build of it.
 $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .

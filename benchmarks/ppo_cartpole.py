@@ -178,7 +178,7 @@ def run_sb3(steps: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_env(steps: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Random actions through the plain Gymnasium vector: what no learner on it can exceed."""
+    """Random actions through the plain Gymnasium vector."""
     import gymnasium as gym
 
     mode = {"sync": "sync", "native": "vector_entry_point"}[settings["vectorization"]]
@@ -231,7 +231,9 @@ def main() -> None:
     median = {name: statistics.median(values) for name, values in rates.items()}
     baseline = median["Stable-Baselines3, 8 envs"]
     print(f"\nPPO on CartPole-v1, {os.cpu_count()} cores, median of {args.rounds}")
-    print(f"{'':46s} {'steps/s':>10s} {'ratio':>7s}  of the environment's limit")
+    print("Ratios are to Stable-Baselines3 with 8 environments; rows with more environments learn")
+    print("from larger batches and are other work, given for what more environments bring.")
+    print(f"{'':46s} {'steps/s':>10s} {'ratio':>7s}  of plain Gymnasium's own rate")
     for name, rate in median.items():
         limit = f"{rate / median[LIMIT[name]]:8.0%}" if name in LIMIT else ""
         print(f"{name:46s} {rate:10,.0f} {rate / baseline:6.2f}x {limit}")

@@ -117,13 +117,13 @@ class Counter(Callback):
 
 
 def test_state_survives_a_resume_and_an_interrupt_saves(
-    make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+    make_config: MakeConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first = train_ppo(make_config(), callbacks=[Counter()])
     assert first.interrupted
     assert first.stop_reason == "SIGINT"
     assert first.metrics["global_step"] == 256
-    assert "saving" in capsys.readouterr().err
+    assert "saving" in capfd.readouterr().err
     summary = json.loads((first.run_dir / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     second = Counter()
@@ -190,3 +190,63 @@ def test_a_failing_callback_fails_the_run_and_closes_it(make_config: MakeConfig)
     with pytest.raises(RuntimeError, match="no more"):
         trainer.train()
     assert load_checkpoint(trainer.run_dir / "checkpoints" / "last.pt")
+
+
+def test_every_part_is_closed_even_if_a_callback_fails_to(make_config: MakeConfig) -> None:
+    class Fails(Callback):
+        def on_close(self) -> None:
+            raise RuntimeError("cannot close")
+
+    seen = Recorder()
+    trainer = ExperimentManager.setup(
+        make_config(vectorization="async", eval_episodes=0), callbacks=[seen, Fails()]
+    )
+    vector: Any = trainer.env.env
+    with pytest.raises(RuntimeError, match="cannot close"):
+        trainer.train()
+    assert seen.events[-1] == "close"
+    assert not any(process.is_alive() for process in vector.processes)
+
+
+def test_a_subclass_replaces_the_standard_callback_and_saves_last(make_config: MakeConfig) -> None:
+    class Mine(CheckpointCallback):
+        pass
+
+    counter = Counter()
+    trainer = ExperimentManager.setup(make_config(), callbacks=[Mine(0, 1), counter])
+    assert sum(isinstance(c, CheckpointCallback) for c in trainer.callbacks) == 1
+    assert isinstance(trainer.callbacks[-1], Mine)
+    trainer.close()
+
+
+class InterruptAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
+        if event.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_interrupt_in_the_last_iteration_changes_nothing(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config(), callbacks=[InterruptAt(512)])
+    assert not result.interrupted
+    assert "eval/return_mean" in result.metrics
+    summary = json.loads((result.run_dir / "summary.json").read_text())
+    assert summary["status"] == "finished"
+
+
+def test_a_failing_final_evaluation_loses_no_training(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no evaluation today")
+
+    trainer = ExperimentManager.setup(make_config())
+    monkeypatch.setattr("rl_training.runtime.callbacks.evaluate_actor", fail)
+    with pytest.raises(RuntimeError, match="no evaluation today"):
+        trainer.train()
+    last = load_checkpoint(trainer.run_dir / "checkpoints" / "last.pt")
+    assert last["training"]["counters"]["global_step"] == 512
+    monkeypatch.undo()
+    assert "eval/return_mean" in resume_training(trainer.run_dir).metrics

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from conftest import MakeConfig
-from rl_training.checkpointing import load_checkpoint
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.checkpointing import load_checkpoint, save_checkpoint
+from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.experiment.manager import ExperimentManager
+from rl_training.runs import read_json
+from rl_training.runtime.callbacks import Callback, IterationEnd
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.trainer import Trainer
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, resume_training
 
 
@@ -92,3 +95,59 @@ def test_changed_versions_are_warned_of(make_config: MakeConfig) -> None:
     path.write_text(path.read_text().replace('"numpy": "', '"numpy": "0.'))
     with pytest.warns(UserWarning, match="versions differ.*numpy"):
         ExperimentManager.resume(result.run_dir, total_timesteps=640).close()
+
+
+def test_a_checkpoint_outside_its_run_folder_is_not_resumed_there(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    result = train_ppo(make_config())
+    copy = tmp_path / "elsewhere" / "mine.pt"
+    copy.parent.mkdir()
+    copy.write_bytes(result.checkpoint_path.read_bytes())
+    with pytest.raises(CheckpointError, match="outside its run folder"):
+        resume_training(copy)
+    assert evaluate_checkpoint(copy, num_episodes=1).returns
+
+
+def test_a_run_in_progress_cannot_be_resumed_by_another(make_config: MakeConfig) -> None:
+    messages = []
+
+    class Intruder(Callback):
+        def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
+            with pytest.raises(UserError) as caught:
+                ExperimentManager.resume(trainer.run_dir).train()
+            messages.append(str(caught.value))
+
+    result = train_ppo(make_config(total_timesteps=128), callbacks=[Intruder()])
+    assert len(messages) == 1
+    assert "trained by another process" in messages[0]
+    assert resume_training(result.run_dir, total_timesteps=256).metrics["global_step"] == 256
+
+
+def test_what_cannot_be_resumed_exactly_is_said_at_the_start(make_config: MakeConfig) -> None:
+    config = make_config(env_id="Pendulum-v1", wrappers=["gymnasium.wrappers:NormalizeReward"])
+    with pytest.warns(UserWarning, match="resume of this run will be approximate"):
+        trainer = ExperimentManager.setup(config)
+    trainer.close()
+    assert read_json(trainer.run_dir / "metadata.json")["resume"] == "approximate"
+
+
+def test_a_policy_trained_on_another_device_loads_here(make_config: MakeConfig) -> None:
+    from rl_training.api import PPO
+
+    result = train_ppo(make_config())
+    state = load_checkpoint(result.checkpoint_path)
+    state["config"]["device"] = "mps"
+    path = result.run_dir / "checkpoints" / "mps.pt"
+    save_checkpoint(path, state)
+    with pytest.raises(ConfigError, match="device: mps"):
+        PPO.load(path)
+    assert PPO.load(path, device="cpu").predict(np.zeros(4)) in (0, 1)
+    trainer = ExperimentManager.resume(path, device="cpu", total_timesteps=640)
+    assert trainer.train().metrics["global_step"] == 640
+
+
+def test_keeping_an_annealed_horizon_is_warned_of(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config())
+    with pytest.warns(UserWarning, match="nothing more is learnt"):
+        ExperimentManager.resume(result.run_dir, total_timesteps=640, horizon="keep").close()

@@ -71,7 +71,9 @@ BACKENDS: dict[str, Callable[[str], Any]] = {
     "async-same-step": functools.partial(_async, AutoresetMode.SAME_STEP),
     "async-disabled": functools.partial(_async, AutoresetMode.DISABLED),
     "fast-sync": lambda form: FastSyncVectorEnv(chain_makers(NUM_ENVS, form, seeded=True)),
-    "workers": lambda form: WorkerVectorEnv(chain_makers(NUM_ENVS, form, seeded=True), timeout=30),
+    "workers": lambda form: WorkerVectorEnv(
+        chain_makers(NUM_ENVS, form, seeded=True), timeout=30, seed=0
+    ),
     "native-next-step": lambda form: NativeChain(NUM_ENVS),
 }
 NEXT_STEP = {"sync-next-step", "async-next-step", "native-next-step"}

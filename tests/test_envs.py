@@ -419,7 +419,6 @@ def test_an_action_mask_has_an_entry_for_each_choice(action: gym.Space[Any], siz
         return spaces.Dict({"x": BOX, "action_mask": spaces.Box(0, 1, (count,), np.int8)})
 
     env, envs = adapted(space(size), action)
-    assert env.obs_spec.has_mask
     assert list(env.obs_spec.encoded) == ["x"]
     obs = env.reset()
     assert isinstance(obs, dict)

@@ -15,7 +15,7 @@ import rl_training.trainer
 from conftest import MakeConfig
 from rl_training.checkpointing import load_checkpoint
 from rl_training.config import TrainConfig
-from rl_training.errors import ConfigError, NonFiniteError
+from rl_training.errors import ConfigError, EnvironmentFailure, NonFiniteError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import ALGORITHMS, get_spec
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -165,3 +165,49 @@ def test_specs_are_complete() -> None:
     for name in ALGORITHMS:
         config: TrainConfig[Any] = TrainConfig(algo=name)
         assert isinstance(config.algo_kwargs, get_spec(name).config)
+
+
+class IdleEncoder(TinyEncoder):
+    """Has a parameter that the loss never reaches."""
+
+    def __init__(self, obs_spec: Any) -> None:
+        super().__init__(obs_spec)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+
+
+def test_an_unused_parameter_is_left_alone(make_config: MakeConfig) -> None:
+    config = make_config(encoder="test_trainer_smoke:IdleEncoder")
+    result = ExperimentManager.setup(config).train()
+    model = load_checkpoint(result.checkpoint_path)["algorithm"]["model"]
+    assert model["encoder.unused"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_mask_that_allows_nothing_is_an_error(make_config: MakeConfig) -> None:
+    space = gym.spaces.Dict(
+        {
+            "x": gym.spaces.Box(-1, 1, (1,), np.float32),
+            "action_mask": gym.spaces.Box(0, 1, (5,), np.int8),
+        }
+    )
+
+    class Env(gym.Env[Any, Any]):
+        observation_space = space
+        action_space = gym.spaces.MultiDiscrete([2, 3])
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.t = 0
+            return self.observe(), {}
+
+        def observe(self) -> Any:
+            # The first component keeps a choice, the second has none left at the end.
+            mask = np.array([1, 0, *([1, 1, 0] if self.t < 9 else [0, 0, 0])], np.int8)
+            return {"x": np.zeros(1, np.float32), "action_mask": mask}
+
+        def step(self, action: Any) -> Any:
+            assert action[0] == 0
+            assert action[1] in (0, 1)
+            self.t += 1
+            return self.observe(), 0.0, False, False, {}
+
+    with pytest.raises(EnvironmentFailure, match="environment 0 allows no action"):
+        ExperimentManager.setup(make_config(eval_episodes=0), env_fn=Env).train()

@@ -497,3 +497,76 @@ def test_sync_and_async_runs_are_bit_identical(env_id: str, make_config: MakeCon
     assert len(sync_metrics) > 4
     assert sync_metrics == async_metrics
     assert sync_state == async_state
+
+
+class GlobalNoise(gym.Env[Any, Any]):
+    """Random outside its seed: draws from NumPy's global generator."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.random.random(1), {}  # noqa: NPY002 - the point of it
+
+    def step(self, action: Any) -> Any:
+        return np.random.random(1), 0.0, False, False, {}  # noqa: NPY002
+
+
+def test_workers_draw_different_numbers_and_the_same_ones_in_each_run(
+    async_config: MakeConfig,
+) -> None:
+    def first_observations() -> list[float]:
+        env = make_vector_env(async_config(num_envs=3), env_fn=GlobalNoise)
+        try:
+            return [float(x) for x in env.reset()[0].ravel()]
+        finally:
+            env.close()
+
+    once = first_observations()
+    assert len(set(once)) == 3
+    assert first_observations() == once
+
+
+def test_sigterm_to_the_whole_group_saves_and_leaves_nobody_behind(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "rl_training.cli", "train", "ppo/cartpole"),
+        *("--vectorization", "async", "--num-envs", "2", "--total-timesteps", "10_000_000"),
+        *("--output-dir", str(tmp_path), "--eval-episodes", "0", "--no-tensorboard"),
+    ]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        logs = list(tmp_path.glob("*/metrics.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) > 3:
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    state = load_checkpoint(next(tmp_path.glob("*/checkpoints/last.pt")))
+    assert state["training"]["counters"]["global_step"] > 0
+    deadline = time.monotonic() + 10  # the server that forked the workers ends after us
+    while _group_exists(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _group_exists(process.pid)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_script_that_never_closes_its_workers_still_ends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from rl_training import TrainConfig, make_vector_env\n"
+        "env = make_vector_env(TrainConfig(num_envs=2, vectorization='async'))\n"
+        "env.reset()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], timeout=60, check=False)
+    assert done.returncode == 0

@@ -134,6 +134,8 @@ def link_checkpoint(source: Path, path: Path) -> None:
         os.link(source, temporary)
     except OSError:  # a file system without hard links
         shutil.copyfile(source, temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
     temporary.replace(path)
     _sync_folder(path.parent)
 

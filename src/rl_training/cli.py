@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rl_training.errors import ConfigError, NonFiniteError, UserError, WorkerError, did_you_mean
+from rl_training.errors import (
+    ConfigError,
+    EnvironmentFailure,
+    NonFiniteError,
+    UserError,
+    WorkerError,
+    did_you_mean,
+)
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
@@ -67,6 +74,8 @@ class ResumeArgs:
     """A new end of the run, in steps from its start."""
     horizon: Literal["new", "keep"] = "new"
     """With a new end: evaluate schedules over the new total, or keep their final values."""
+    device: Literal["auto", "cpu", "cuda", "mps"] | None = None
+    """Where the networks live from now on; unset: as before."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
@@ -92,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         _say(f"error: {error}")
         return 2
-    except (WorkerError, NonFiniteError) as error:
+    except (EnvironmentFailure, NonFiniteError, WorkerError) as error:
         _say(f"failed: {error}")
         return 1
     except KeyboardInterrupt:
@@ -148,11 +157,16 @@ def _resume(args: list[str]) -> int:
 
     options: ResumeArgs = parse_flags(ResumeArgs, args, "rl-training resume")
     from rl_training.experiment.manager import ExperimentManager
+    from rl_training.runs import read_json
 
     trainer = ExperimentManager.resume(
-        options.checkpoint, total_timesteps=options.total_timesteps, horizon=options.horizon
+        options.checkpoint,
+        total_timesteps=options.total_timesteps,
+        horizon=options.horizon,
+        device=options.device,
     )
-    if trainer.global_step >= trainer.total:
+    finished = read_json(trainer.run_dir / "summary.json").get("status") == "finished"
+    if finished and trainer.global_step >= trainer.total:
         trainer.close()
         _say(
             f"{trainer.run_dir} has finished its {trainer.total:,} steps;"

@@ -70,7 +70,7 @@ def _plain(value: Any, where: str) -> Any:
     """What a config file and a checkpoint hold: tuples become lists, NumPy's numbers Python's."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Path):
         return str(value)

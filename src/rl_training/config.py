@@ -91,7 +91,7 @@ class TrainConfig(Generic[AlgoConfig]):
     """Evaluate the most likely action instead of a sampled one."""
 
     checkpoint_interval: int = 50_000
-    """Steps between checkpoints; 0 leaves only the one at the end."""
+    """Steps between checkpoints, besides those at the start, the end, a new best, every 5 min."""
     keep_checkpoints: int = 2
     """Numbered checkpoints kept besides 'last' and 'best'."""
 

@@ -22,6 +22,10 @@ class WorkerError(RuntimeError):
     """An environment worker raised, hung or died; the message holds its traceback."""
 
 
+class EnvironmentFailure(RuntimeError):  # noqa: N818 - 'EnvironmentError' is taken
+    """An environment broke its own rules."""
+
+
 class NonFiniteError(RuntimeError):
     """A NaN or infinity turned up; the message names the tensor, the step and the environment."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.envs.factory import has_single_env
 from rl_training.types import Progress
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def make_eval_env(
     config: TrainConfig[Any], num_episodes: int, env_fn: EnvFn | None = None
 ) -> VectorAdapter:
     """Environments for evaluation, apart from those trained on."""
-    if config.vectorization == "native":
+    if config.vectorization == "native" and has_single_env(config):
         config = config.with_overrides(vectorization="sync")
     count = min(num_episodes, _MAX_EVAL_ENVS)
     return VectorAdapter(make_vector_env(config, count, env_fn=env_fn), config.seed)

@@ -60,6 +60,11 @@ class ArraySpec:
     dtype: str
 
     @property
+    def is_image(self) -> bool:
+        """Whether this is pixels."""
+        return len(self.shape) == 3 and self.dtype == "uint8"
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
@@ -80,11 +85,6 @@ class ObsSpec:
     def encoded(self) -> dict[str, ArraySpec]:
         """The leaves an encoder sees: all but the action mask."""
         return {key: leaf for key, leaf in self.leaves.items() if key != ACTION_MASK}
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether observations carry an action mask."""
-        return ACTION_MASK in self.leaves
 
     def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
         """Shapes, as a buffer wants them."""
@@ -147,6 +147,12 @@ class ActionSpec:
     @functools.cached_property
     def _offset(self) -> Array | None:
         return np.asarray(self.start).reshape(self.shape) if any(self.start) else None
+
+    def without_choice(self, mask: Array) -> Array:
+        """Rows of an action mask that leave a component nothing to choose from."""
+        parts = np.split(np.asarray(mask, bool), np.cumsum(self.nvec)[:-1], axis=-1)
+        stuck: Array = ~np.logical_and.reduce([part.any(-1) for part in parts])
+        return stuck
 
     def to_env(self, action: Array) -> Array:
         """Turn a batch of policy actions into what the environment takes."""

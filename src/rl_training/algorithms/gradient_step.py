@@ -90,7 +90,9 @@ def _eager(module: nn.Module, loss: LossFn, max_norm: float) -> GradientFn:
 
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         metrics = loss(batch)
-        parts = torch.autograd.grad(metrics["loss"], parameters)
+        parts = torch.autograd.grad(
+            metrics["loss"], parameters, allow_unused=True, materialize_grads=True
+        )
         flat = torch.cat([part.reshape(-1) for part in parts])
         return clip_norm(flat, max_norm), {k: v.detach() for k, v in metrics.items()}
 

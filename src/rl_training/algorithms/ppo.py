@@ -232,7 +232,8 @@ class PPO:
 
         Nothing of this is needed to choose an action, so collecting does not pay for it.
         """
-        was = self._evaluate({key: rollout.flat()[key] for key in ("obs", "actions")})
+        batch = rollout.flat()
+        was = self._evaluate({"obs": batch["obs"], "actions": batch["actions"]})
         rollout.logprobs.view(-1).copy_(was.logprob)
         rollout.values.view(-1).copy_(was.value)
         truncated = rollout.truncated_observations()
@@ -303,7 +304,7 @@ def explained_variance(batch: Mapping[str, Any]) -> float:
     if "mask" in batch:
         rows = batch["mask"] > 0
         returns, values = returns[rows], values[rows]
-    variance = returns.var(correction=0)
+    variance = returns.var(correction=0) if returns.numel() else returns.new_zeros(())
     if float(variance) == 0.0:
         return 0.0
     return float(1 - (returns - values).var(correction=0) / variance)

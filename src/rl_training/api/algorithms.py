@@ -102,11 +102,16 @@ class ManagedAlgorithm:
         return target
 
     @classmethod
-    def load(cls, path: str | Path, *, env_fn: EnvFn | None = None) -> Self:
-        """A trained object from a saved file, a checkpoint or a run folder."""
+    def load(
+        cls, path: str | Path, *, env_fn: EnvFn | None = None, device: str | None = None
+    ) -> Self:
+        """A trained object from a saved file, a checkpoint or a run folder.
+
+        ``device`` is where it runs here; unset: as in training.
+        """
         found = find_checkpoint(Path(path))
         state = load_state(found)
-        policy = policy_from_state(state)
+        policy = policy_from_state(state, device)
         if policy.config.algo != cls.algo:
             raise CheckpointError(
                 f"{found} holds a policy of algo {policy.config.algo!r}, not {cls.algo!r}"

@@ -10,10 +10,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training.envs import spaces
 from rl_training.envs.workers import WorkerVectorEnv
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.seeding import stream_seed
 from rl_training.tree import tree_leaves, tree_map
-from rl_training.types import Array, Episode, Obs, VectorStep
+from rl_training.types import ACTION_MASK, Array, Episode, Obs, VectorStep
 
 _NATIVE_STATE: dict[type, tuple[str, ...]] = {CartPoleVectorEnv: ("state", "steps", "prev_done")}
 """Native vectors whose state is these arrays and their random generator."""
@@ -42,8 +42,10 @@ class VectorAdapter:
         obs, _ = self._state.first_reset(self._seed)
         self._returns[:] = 0
         self._lengths[:] = 0
-        self._pending_reset[:] = False
-        return self.obs_spec.cast(obs)
+        self._pending_reset = self._none_done
+        first = self.obs_spec.cast(obs)
+        self._check_choice(first, self._valid)
+        return first
 
     def reseed(self, seed: int) -> Obs:
         """Begin anew, as another run with another seed would."""
@@ -64,6 +66,7 @@ class VectorAdapter:
         self._lengths += valid
         if not done.any():
             self._pending_reset = self._none_done
+            self._check_choice(obs, self._valid)
             return VectorStep(obs, obs, reward, terminated, truncated, valid, ())
         episodes = tuple(
             Episode(int(i), float(self._returns[i]), int(self._lengths[i]))
@@ -72,7 +75,17 @@ class VectorAdapter:
         self._returns[done] = 0.0
         self._lengths[done] = 0
         obs, final_obs = self._across_reset(obs, done, info)
+        self._check_choice(obs, ~self._pending_reset)
         return VectorStep(obs, final_obs, reward, terminated, truncated, valid, episodes)
+
+    def _check_choice(self, obs: Obs, acting: Array) -> None:
+        """An environment whose action counts must leave something to choose."""
+        if isinstance(obs, dict) and ACTION_MASK in obs:
+            stuck = np.flatnonzero(self.action_spec.without_choice(obs[ACTION_MASK]) & acting)
+            if stuck.size:
+                raise EnvironmentFailure(
+                    f"'{ACTION_MASK}' of environment {stuck[0]} allows no action at all"
+                )
 
     def _across_reset(self, obs: Obs, done: Array, info: dict[str, Any]) -> tuple[Obs, Obs]:
         """The observation the actor sees next and the true successor, where episodes ended."""
@@ -95,7 +108,7 @@ class VectorAdapter:
     @property
     def exactly_resumable(self) -> bool:
         """Whether :meth:`load_state_dict` can bring the environments back bit for bit."""
-        return self._state.kind != "none"
+        return self._state.kind != "none" and self._state.is_exact()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that brings the environments back."""
@@ -114,14 +127,14 @@ class VectorAdapter:
         restored environments show something else than ``expected``.
         """
         self._seed = int(state["seed"])
-        if not self.exactly_resumable or state["envs"] is None:
+        if self._state.kind == "none" or state["envs"] is None:
             return self.reset(), False
         rows = self._state.load(state["envs"])
         self._returns = np.array(state["returns"], np.float64)
         self._lengths = np.array(state["lengths"], np.int64)
         self._pending_reset = np.array(state["pending_reset"], bool)
         obs = self.obs_spec.cast(expected)
-        exact = True
+        exact = self.exactly_resumable
         for i, (row, matches) in enumerate(rows):
             exact = exact and matches
             if row is None:  # the environment restores a state of its own and shows nothing
@@ -167,10 +180,15 @@ class _StateAccess:
             return all(hasattr(env, "snapshot") for env in self._base.envs)
         return True
 
+    def is_exact(self) -> bool:
+        if self.kind != "episodes":
+            return True
+        return all(self._each("is_replayable", [()] * self._env.num_envs))
+
     def first_reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
         if self.kind == "episodes":
             return self._env.reset()
-        return self._env.reset(seed=stream_seed(seed, "environment") >> 31)
+        return self._env.reset(seed=stream_seed(seed, "environment") >> 32)
 
     def reseed(self, seed: int) -> None:
         if self.kind == "episodes":

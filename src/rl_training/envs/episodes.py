@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rl_training.seeding import stream_seed
 from rl_training.types import Array
@@ -29,9 +30,8 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._return = 0.0
         self._length = 0
         self._actions: list[Any] = []
-        self._has_own_state = env.has_wrapper_attr("get_state") and env.has_wrapper_attr(
-            "set_state"
-        )
+        self._has_own_state = _offers_its_state(env)
+        self._carries_over = any(type(layer).__name__ in _CARRY_OVER for layer in _layers(env))
 
     def reseed(self, seed: int) -> None:
         """Start the sequence of episodes of ``seed`` at the next reset."""
@@ -51,8 +51,8 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._return = 0.0
         self._length = 0
         self._actions.clear()
-        # Gymnasium environments take 32-bit seeds without complaint everywhere.
-        episode_seed = stream_seed(self._seed, "environment", self._index, self._episode) >> 31
+        # 31 bits: some environments keep the seed in an int32.
+        episode_seed = stream_seed(self._seed, "environment", self._index, self._episode) >> 32
         return self.env.reset(seed=episode_seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -68,6 +68,10 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             obs = copy.deepcopy(obs)
             info = {**info, "episode": {"r": float(self._return), "l": self._length}}
         return obs, reward, terminated, truncated, info
+
+    def is_replayable(self) -> bool:
+        """Whether a snapshot holds all: no known layer keeps state from episode to episode."""
+        return self._has_own_state or not self._carries_over
 
     def snapshot(self) -> dict[str, Any]:
         """What brings this environment back: plain values and arrays."""
@@ -110,8 +114,28 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         return obs, bool(float(self._return) == float(state["return"]))
 
     def _restore_time_limits(self) -> None:
-        layer: Any = self.env
-        while isinstance(layer, gym.Wrapper):
+        for layer in _layers(self.env):
             if isinstance(layer, TimeLimit):
                 layer._elapsed_steps = self._length  # type: ignore[assignment]
-            layer = layer.env
+
+
+_CARRY_OVER = {"NormalizeObservation", "NormalizeReward"}
+"""Wrappers whose state outlives an episode: replaying one does not bring them back."""
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The environment and its wrappers, outermost first."""
+    yield env
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+        yield env
+
+
+def _offers_its_state(env: Any) -> bool:
+    """Whether ``get_state`` and ``set_state`` are there, under wrappers we can restore alone."""
+    for layer in _layers(env):
+        if hasattr(type(layer), "get_state") and hasattr(type(layer), "set_state"):
+            return True
+        if not isinstance(layer, (TimeLimit, OrderEnforcing, PassiveEnvChecker)):
+            return False
+    return False

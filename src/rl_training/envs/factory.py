@@ -74,10 +74,14 @@ def make_vector_env(
     recipe = EnvRecipe.from_config(config, env_fn)
     makers: list[EnvFn] = [functools.partial(recipe.make, i) for i in range(count)]
     if config.vectorization == "async":
-        # Errors of the environment's own making are clearer from here than from a worker.
-        recipe.make(0).close()
-        return cast("VectorEnv[Any, Any, Any]", WorkerVectorEnv(makers, config.worker_timeout))
+        vector = WorkerVectorEnv(makers, config.worker_timeout, config.seed)
+        return cast("VectorEnv[Any, Any, Any]", vector)
     return FastSyncVectorEnv(makers)
+
+
+def has_single_env(config: TrainConfig[Any]) -> bool:
+    """Whether the environment can be made one at a time, not only as a native vector."""
+    return _find_spec(config.env_id).entry_point is not None
 
 
 def _native(env_id: str, kwargs: dict[str, Any], count: int) -> VectorEnv[Any, Any, Any]:

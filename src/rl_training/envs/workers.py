@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing as mp
 import multiprocessing.connection
+import multiprocessing.util
+import random
 import signal
 import sys
 import time
@@ -14,10 +17,12 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 
 from rl_training.errors import ConfigError, WorkerError
+from rl_training.seeding import stream_seed
 
 _BROKEN = (EOFError, BrokenPipeError, ConnectionResetError)
 _START_TIMEOUT = 120.0
@@ -25,10 +30,14 @@ _CLOSE_TIMEOUT = 5.0
 
 
 def _worker(
-    index: int, env_fn: Any, pipe: Any, parent: Any, memory: Any, errors: Any, *rest: Any
+    seed: int, index: int, env_fn: Any, pipe: Any, parent: Any, memory: Any, errors: Any, *rest: Any
 ) -> None:
     """Gymnasium's worker, deaf to Ctrl-C, that tells if its environment fails to start."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # both reach a whole process group
+        signal.signal(number, signal.SIG_IGN)
+    # Forked workers would share one state of the global generators, and an unseeded one.
+    random.seed(stream_seed(seed, "python", index))
+    np.random.seed(stream_seed(seed, "numpy", index) >> 32)  # noqa: NPY002 - that one is meant
     try:
         env = env_fn()
     except Exception as error:  # noqa: BLE001 - whatever it is, the main process must hear of it
@@ -56,8 +65,11 @@ def _main_module_hidden() -> Iterator[None]:
 class WorkerVectorEnv(AsyncVectorEnv):
     """Gymnasium's `AsyncVectorEnv` with timeouts and with errors that say what happened."""
 
-    def __init__(self, env_fns: list[Callable[[], gym.Env[Any, Any]]], timeout: float) -> None:
+    def __init__(
+        self, env_fns: list[Callable[[], gym.Env[Any, Any]]], timeout: float, seed: int
+    ) -> None:
         self._timeout = timeout
+        self.processes: list[Any] = []
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["rl_training.envs.factory"])
         with _main_module_hidden(), self._named_failures(_START_TIMEOUT):
@@ -65,10 +77,13 @@ class WorkerVectorEnv(AsyncVectorEnv):
             super().__init__(
                 env_fns,
                 context="forkserver",
-                worker=_worker,
+                worker=functools.partial(_worker, seed),
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 copy=False,
             )
+
+        # Before multiprocessing's own exit hook, which waits for children to obey SIGTERM.
+        mp.util.Finalize(self, _kill_all, args=(self.processes,), exitpriority=100)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -86,24 +101,25 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     def call_each(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Call method ``name`` of each environment with its own arguments."""
-        with self._named_failures(_START_TIMEOUT):
+        timeout = max(self._timeout, _START_TIMEOUT)  # an episode may be played again
+        with self._named_failures(timeout):
             for pipe, given in zip(self.parent_pipes, arguments, strict=True):
                 pipe.send(("_call", (name, given, {})))
-            return [self._answer(i) for i in range(self.num_envs)]
+            return [self._answer(i, timeout) for i in range(self.num_envs)]
 
     def _check_spaces(self) -> None:
         """Wait for the workers to make their environments, which must have the same spaces."""
         question = (self.observation_mode, self.single_observation_space, self.single_action_space)
         for pipe in self.parent_pipes:
             pipe.send(("_check_spaces", question))
-        answers = [self._answer(i) for i in range(self.num_envs)]
+        answers = [self._answer(i, _START_TIMEOUT) for i in range(self.num_envs)]
         if not all(all(answer) for answer in answers):
             self._kill()
             raise ConfigError("the environments of one vector must have the same spaces")
 
-    def _answer(self, index: int) -> Any:
+    def _answer(self, index: int, timeout: float) -> Any:
         pipe = self.parent_pipes[index]
-        if not pipe.poll(_START_TIMEOUT):
+        if not pipe.poll(timeout):
             raise mp.TimeoutError
         result, success = pipe.recv()
         self._raise_if_errors([success if i == index else True for i in range(self.num_envs)])
@@ -151,11 +167,7 @@ class WorkerVectorEnv(AsyncVectorEnv):
         return "an environment worker closed its connection without a word"
 
     def _kill(self) -> None:
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()
-        for process in self.processes:
-            process.join(5)
+        _kill_all(self.processes)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask the workers to close, then end those that have not within a few seconds."""
@@ -169,3 +181,11 @@ class WorkerVectorEnv(AsyncVectorEnv):
         self._kill()
         for pipe in self.parent_pipes:
             pipe.close()
+
+
+def _kill_all(processes: list[Any]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    for process in processes:
+        process.join(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import warnings
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,8 @@ class ExperimentManager:
         """A trainer at the start of a new run."""
         if config.init_from is not None:
             find_checkpoint(config.init_from)
+        if config.wandb and importlib.util.find_spec("wandb") is None:
+            raise ConfigError("wandb: true needs pip install 'rl_training[wandb]'")
         setup = _assemble(config, env_fn)
         try:
             if config.init_from is not None:
@@ -57,6 +60,8 @@ class ExperimentManager:
             setup.run_dir = make_run_dir(config)
             (setup.run_dir / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
             exact = _is_exact(setup)
+            if not exact:
+                _warn_inexact(setup)
             write_json(
                 setup.run_dir / "metadata.json",
                 describe_run(
@@ -77,6 +82,7 @@ class ExperimentManager:
         *,
         total_timesteps: int | None = None,
         horizon: Horizon = "new",
+        device: str | None = None,
         callbacks: Sequence[Callback] = (),
         env_fn: EnvFn | None = None,
     ) -> Trainer:
@@ -92,12 +98,21 @@ class ExperimentManager:
                 f"{path} holds a policy without its training state: it can be evaluated or used"
                 " with init_from, not resumed"
             )
+        if not (path.parent.parent / "metadata.json").is_file() or (
+            path.parent.name != "checkpoints"
+        ):
+            raise CheckpointError(
+                f"{path} lies outside its run folder, where its metrics and lineage are: resume"
+                " it there, or start a new run from its weights with init_from"
+            )
         if state["custom_env"] and env_fn is None:
             raise CheckpointError(
                 f"{path} was trained on an environment given as env_fn; resume it from Python:"
                 " resume_training(path, env_fn=...)"
             )
         config = config_from_state(state)
+        if device is not None:
+            config = config.with_overrides(device=device)
         setup = _assemble(config, env_fn, threads=state["training"]["counters"]["threads"])
         try:
             _check_spaces(state, setup.env)
@@ -152,7 +167,7 @@ def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | Non
 def _seed_globals(seed: int) -> None:
     """Nothing here draws from the global generators, but a user's environment or encoder may."""
     random.seed(stream_seed(seed, "python"))
-    np.random.seed(stream_seed(seed, "numpy") >> 31)  # noqa: NPY002 - that one is meant
+    np.random.seed(stream_seed(seed, "numpy") >> 32)  # noqa: NPY002 - that one is meant
     torch.manual_seed(stream_seed(seed, "torch"))
 
 
@@ -164,7 +179,8 @@ def build_algorithm(
     threads: int = 1,
 ) -> Any:
     """Networks and optimizers at their seeded start; training, eval and predict all use this."""
-    with torch_threads(threads), torch.random.fork_rng():
+    devices = [device] if device.type == "cuda" else []
+    with torch_threads(threads), torch.random.fork_rng(devices=devices):
         torch.manual_seed(stream_seed(config.seed, "parameters"))
         return get_spec(config.algo).build(config, obs_spec, action_spec, device)
 
@@ -195,6 +211,17 @@ def _is_exact(setup: Setup) -> bool:
     return eager_cpu and setup.env.exactly_resumable
 
 
+def _warn_inexact(setup: Setup) -> None:
+    reasons = []
+    if setup.device.type != "cpu":
+        reasons.append(f"device {setup.device.type}")
+    if setup.config.acceleration != "eager":
+        reasons.append(f"acceleration {setup.config.acceleration}")
+    if not setup.env.exactly_resumable:
+        reasons.append("environments whose state is more than an episode's seed and actions")
+    warnings.warn(f"resume of this run will be approximate: {', '.join(reasons)}", stacklevel=3)
+
+
 def _warn_of_differences(run_dir: Path, exact: bool) -> None:
     metadata = read_json(run_dir / "metadata.json")
     before, now = metadata.get("versions", {}), versions()
@@ -222,6 +249,12 @@ def _extend(trainer: Trainer, total_timesteps: int | None, horizon: Horizon) -> 
             f" got {total_timesteps}"
         )
     before = trainer.horizon
+    if horizon == "keep" and getattr(trainer.config.algo_kwargs, "anneal_lr", False):
+        warnings.warn(
+            "horizon: keep holds schedules at their final values: an annealed learning rate stays"
+            " at 0 and nothing more is learnt past the old total",
+            stacklevel=4,
+        )
     trainer.total = new_total
     if horizon == "new":
         trainer.horizon = new_total

@@ -94,7 +94,7 @@ class FlattenEncoder(nn.Module):
     def __init__(self, obs_spec: ObsSpec) -> None:
         super().__init__()
         for key, leaf in obs_spec.encoded.items():
-            if len(leaf.shape) == 3 and leaf.dtype == "uint8":
+            if leaf.is_image:
                 name = f"the observation {key!r}" if key else "the observation"
                 raise ConfigError(
                     f"{name} is an image of shape {leaf.shape}; an MLP does not take images:"

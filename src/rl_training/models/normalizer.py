@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,6 +35,12 @@ class RunningNorm(nn.Module):
         self.register_buffer("shift", torch.zeros(shape))
         self.register_buffer("scale", torch.ones(shape))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move what `forward` uses; the moments stay in float64 on the CPU (MPS has none)."""
+        del recurse
+        self.shift, self.scale = fn(self.shift), fn(self.scale)
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         """Standardise and clip."""
         return ((x - self.shift) * self.scale).clamp(-self.clip, self.clip)
@@ -43,7 +50,7 @@ class RunningNorm(nn.Module):
         """Take a batch in (Chan et al.'s parallel form of Welford's sums)."""
         if rows.shape[0] == 0:
             return
-        rows = rows.double()
+        rows = rows.cpu().double()
         count = rows.shape[0]
         mean = rows.mean(0)
         m2 = (rows - mean).square().sum(0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl_training.models.action_heads import ActionHead
 from rl_training.tree import tree_leaves, tree_map
-from rl_training.types import ACTION_MASK, Array, Obs, Progress
+from rl_training.types import Array, Obs, Progress
 
 
 class Actor(Protocol):
@@ -164,12 +163,7 @@ class GreedyActor:
 
 
 def to_device(obs: Obs, device: torch.device) -> Any:
-    """Observations as tensors where the network is; a mask must leave something to choose."""
-    if isinstance(obs, dict) and ACTION_MASK in obs:
-        legal = np.asarray(obs[ACTION_MASK]).any(-1)
-        if not legal.all():
-            row = int(np.flatnonzero(~legal)[0])
-            raise ValueError(f"'{ACTION_MASK}' of environment {row} allows no action at all")
+    """Observations as tensors where the network is."""
     if device.type == "cpu":
         return tree_map(torch.from_numpy, obs)
     return tree_map(lambda leaf: torch.from_numpy(leaf).to(device), obs)

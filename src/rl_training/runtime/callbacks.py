@@ -120,6 +120,10 @@ class EvaluationCallback(Callback):
         self._env: VectorAdapter | None = None
         self._last_step = -1
 
+    def on_start(self, trainer: Trainer) -> None:
+        """Make the environments now: better to fail here than after the training."""
+        self._env = make_eval_env(trainer.config, self.episodes, trainer.env_fn)
+
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
         """Evaluate where an interval was crossed."""
         if event.crossed(self.interval):
@@ -133,7 +137,7 @@ class EvaluationCallback(Callback):
     def _evaluate(self, trainer: Trainer) -> None:
         config, step = trainer.config, trainer.global_step
         if self._env is None:
-            self._env = make_eval_env(config, self.episodes, trainer.env_fn)
+            raise RuntimeError("on_start makes the environments")
         sampling = None
         if not self.deterministic:
             sampling = torch_stream(config.seed, "evaluation_actions", step)
@@ -177,6 +181,8 @@ class CheckpointCallback(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         """A run has a checkpoint from its first moment on."""
+        for leftover in (trainer.run_dir / "checkpoints").glob(".*.tmp"):
+            leftover.unlink()  # of a process killed while it saved
         if trainer.global_step == 0:
             self._save(trainer)
 
@@ -189,7 +195,8 @@ class CheckpointCallback(Callback):
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
         """Save where one is due."""
         late = time.monotonic() - self._saved_at > _CHECKPOINT_SECONDS
-        if self._new_best or late or event.crossed(self.interval):
+        last = event.step >= trainer.total  # before the final evaluation, which may fail
+        if self._new_best or late or last or event.crossed(self.interval):
             self._save(trainer)
 
     def on_end(self, trainer: Trainer, event: TrainingEnd) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def has_images(obs_spec: ObsSpec) -> bool:
     """Whether an observation holds pixels."""
-    return any(len(leaf.shape) == 3 for leaf in obs_spec.encoded.values())
+    return any(leaf.is_image for leaf in obs_spec.encoded.values())
 
 
 def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:

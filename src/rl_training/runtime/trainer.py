@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
 import random
 import signal
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rl_training.errors import NonFiniteError
+from rl_training.errors import NonFiniteError, UserError
 from rl_training.logging import MetricLogger
 from rl_training.runs import read_json, record_resume, write_json
 from rl_training.runtime.callbacks import (
@@ -103,13 +104,15 @@ class Trainer(ABC):
         self._log_offset: int | None = None
         self._logger: MetricLogger | None = None
         self._rng: Mapping[str, Any] | None = None
+        self._lock_descriptor: int | None = None
 
     def _with_standard(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The user's callbacks between evaluation, whose results they see, and the checkpoint."""
         config = self.config
         result: list[Callback] = [ProgressCallback()] if config.progress else []
-        given = {type(callback) for callback in callbacks}
-        if config.eval_episodes and EvaluationCallback not in given:
+        own_evaluation = any(isinstance(c, EvaluationCallback) for c in callbacks)
+        own_checkpoint = [c for c in callbacks if isinstance(c, CheckpointCallback)]
+        if config.eval_episodes and not own_evaluation:
             result.append(
                 EvaluationCallback(
                     config.eval_interval,
@@ -117,9 +120,10 @@ class Trainer(ABC):
                     deterministic=config.eval_deterministic,
                 )
             )
-        result += callbacks
-        if CheckpointCallback not in given:
-            result.append(CheckpointCallback(config.checkpoint_interval, config.keep_checkpoints))
+        result += [c for c in callbacks if not isinstance(c, CheckpointCallback)]
+        result += own_checkpoint or [
+            CheckpointCallback(config.checkpoint_interval, config.keep_checkpoints)
+        ]
         return result
 
     @abstractmethod
@@ -141,12 +145,14 @@ class Trainer(ABC):
             with torch_threads(self.threads), self._signals():
                 return self._train()
         except BaseException as error:
-            self._write_summary("failed", f"{type(error).__name__}: {error}")
+            with contextlib.suppress(OSError):  # a full disk must not hide what happened
+                self._write_summary("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
             self.close()
 
     def _train(self) -> TrainResult:
+        self._lock()
         resumed = self._log_offset is not None
         self._logger = MetricLogger(
             self.config,
@@ -171,16 +177,17 @@ class Trainer(ABC):
             metrics["time/steps_per_second"] = (self.global_step - start_step) / elapsed
             self._report(IterationEnd(self.global_step, before, metrics))
         reason = self._stop_reason or "total_timesteps reached"
-        end = TrainingEnd(self.global_step, reason, self._interrupted)
+        interrupted = self._interrupted and self.global_step < self.total
+        end = TrainingEnd(self.global_step, reason, interrupted)
         for callback in self.callbacks:
             callback.on_end(self, end)
-        self._write_summary("interrupted" if self._interrupted else "finished", reason)
+        self._write_summary("interrupted" if interrupted else "finished", reason)
         return TrainResult(
             run_dir=self.run_dir,
             checkpoint_path=self.run_dir / "checkpoints" / "last.pt",
             metrics={**self.metrics, "global_step": self.global_step},
             stop_reason=reason,
-            interrupted=self._interrupted,
+            interrupted=interrupted,
         )
 
     def _report(self, event: IterationEnd) -> None:
@@ -210,12 +217,35 @@ class Trainer(ABC):
 
     def close(self) -> None:
         """Release environments, files and the bar; safe to call twice."""
-        for callback in self.callbacks:
-            callback.on_close()
-        if self._logger is not None:
-            self._logger.close()
-            self._logger = None
-        self.env.close()
+        with contextlib.ExitStack() as stack:  # all of it, whatever one of them raises
+            stack.callback(self._unlock)
+            stack.callback(self.env.close)
+            if self._logger is not None:
+                stack.callback(self._logger.close)
+                self._logger = None
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.on_close)
+
+    def _lock(self) -> None:
+        """Two processes in one run folder would ruin it."""
+        if os.name != "posix":
+            return
+        import fcntl
+
+        descriptor = os.open(self.run_dir, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise UserError(f"{self.run_dir} is being trained by another process") from None
+        else:
+            self._lock_descriptor = descriptor
+
+    def _unlock(self) -> None:
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
     def _write_summary(self, status: str, reason: str) -> None:
         path = self.run_dir / "summary.json"
@@ -243,7 +273,7 @@ class Trainer(ABC):
             "training": {
                 "actor": self.collector.actor.state_dict(),
                 "collector": self.collector.state_dict(),
-                "rng": _global_rng_state(),
+                "rng": _global_rng_state(self.device),
                 "counters": {
                     "global_step": self.global_step,
                     "iteration": self.iteration,
@@ -308,10 +338,10 @@ class Trainer(ABC):
                 raise KeyboardInterrupt
             self._interrupted = True
             self._stop_reason = signal.Signals(number).name
-            sys.stderr.write(
-                f"\n{self._stop_reason}: finishing this iteration, then saving"
-                " (again to stop at once)\n"
+            text = (
+                f"\n{self._stop_reason}: finishing this iteration, then saving (again: at once)\n"
             )
+            os.write(2, text.encode())  # a buffered write may be under way
 
         for number in previous:
             signal.signal(number, handle)
@@ -331,7 +361,7 @@ def _check_finite(metrics: Mapping[str, float], step: int) -> None:
             )
 
 
-def _global_rng_state() -> dict[str, Any]:
+def _global_rng_state(device: torch.device) -> dict[str, Any]:
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     state: dict[str, Any] = {
@@ -339,8 +369,8 @@ def _global_rng_state() -> dict[str, Any]:
         "numpy": [name, np.asarray(keys), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    if device.type == "cuda":  # asking would otherwise set every GPU up
+        state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
@@ -351,4 +381,4 @@ def _set_global_rng_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, keys.numpy(), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"])

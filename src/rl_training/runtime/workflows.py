@@ -26,7 +26,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import stream_seed, torch_stream
-from rl_training.types import ActionSpec, Array, Obs, ObsSpec, Progress
+from rl_training.types import ACTION_MASK, ActionSpec, Array, Obs, ObsSpec, Progress
 
 
 class TrainedPolicy:
@@ -53,6 +53,9 @@ class TrainedPolicy:
     def predict(self, obs: Any, deterministic: bool = True) -> Any:
         """The action for one observation, or actions for a batch of them."""
         batch, single = self._as_batch(obs)
+        mask = batch.get(ACTION_MASK) if isinstance(batch, dict) else None
+        if mask is not None and self.action_spec.without_choice(mask).any():
+            raise ConfigError(f"'{ACTION_MASK}' allows no action at all")
         module = self.algorithm.module
         was_training = module.training
         module.eval()
@@ -165,6 +168,7 @@ def resume_training(
     *,
     total_timesteps: int | None = None,
     horizon: Horizon = "new",
+    device: str | None = None,
     callbacks: Sequence[Callback] = (),
     env_fn: EnvFn | None = None,
 ) -> TrainResult:
@@ -173,6 +177,7 @@ def resume_training(
         checkpoint,
         total_timesteps=total_timesteps,
         horizon=horizon,
+        device=device,
         callbacks=callbacks,
         env_fn=env_fn,
     )
