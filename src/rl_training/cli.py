@@ -182,8 +182,12 @@ def _resume(args: list[str]) -> int:
             )
         return 0
     _say(f"resuming {trainer.run_dir} at step {trainer.global_step:,} of {trainer.total:,}")
-    if options.total_timesteps is not None and trainer.horizon == trainer.total:
-        _say(f"schedules now run over {trainer.horizon:,} steps: they jump at this point")
+    if trainer.resumed is not None and "progress_jump" in trainer.resumed:
+        before, after = trainer.resumed["progress_jump"]
+        _say(
+            f"schedules now run over {trainer.horizon:,} steps: their progress jumps from"
+            f" {before:.1%} to {after:.1%}"
+        )
     return _finish(trainer.train(), options.json)
 
 
