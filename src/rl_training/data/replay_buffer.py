@@ -1,0 +1,291 @@
+"""Off-policy storage: a ring of transitions in which every observation is stored once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.sum_tree import SumTree
+from rl_training.errors import ConfigError
+from rl_training.tree import tree_leaves, tree_map
+from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
+
+_TERMINATED, _ENDED, _VALID = 1, 2, 4
+_FIRST_FINALS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritization:
+    """Proportional prioritised replay (Schaul et al. 2016, arXiv:1511.05952)."""
+
+    alpha: float = 0.6
+    """How much priorities matter: 0 is uniform, 1 in proportion."""
+    epsilon: float = 1e-6
+    """Added to every error, so that nothing is never seen again."""
+
+
+class ReplayBuffer:
+    """The last ``capacity`` transitions of ``num_envs`` environments, allocated once.
+
+    The successor of a stored observation is the next row of the ring. Only where an episode ended
+    is there another, its true final observation, kept in a pool beside the ring. The row after
+    the newest one holds the observation the environments stand at, and is never sampled.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int,
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        prioritization: Prioritization | None = None,
+    ) -> None:
+        if capacity < num_envs:
+            raise ConfigError(f"a replay of {capacity} transitions cannot hold {num_envs} envs")
+        self.num_envs = num_envs
+        self.n_step = n_step
+        self.gamma = gamma
+        self.rows = -(-capacity // num_envs)
+        self._ring = self.rows + 1
+        self._obs_spec = obs_spec
+        shape = (self._ring, num_envs)
+
+        def obs_grid(leading: tuple[int, ...]) -> Any:
+            grids = {
+                key: np.zeros((*leading, *leaf.shape), leaf.dtype)
+                for key, leaf in obs_spec.leaves.items()
+            }
+            return grids if obs_spec.is_dict else grids[""]
+
+        self._obs: Any = obs_grid(shape)
+        self._actions = np.zeros((*shape, *action_spec.shape), action_spec.policy_dtype)
+        self._rewards = np.zeros(shape, np.float32)
+        self._flags = np.zeros(shape, np.uint8)
+        self._final_row = np.full(shape, -1, np.int32)
+        self._final_obs: Any = obs_grid((_FIRST_FINALS,))
+        self._free = list(range(_FIRST_FINALS - 1, -1, -1))
+        self._head = 0
+        self._filled = 0
+        self._prioritization = prioritization
+        self._tree = SumTree(self._ring * num_envs) if prioritization is not None else None
+        self._max_priority = 1.0
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled (reset-only rows included, until they are skipped)."""
+        return self._filled * self.num_envs
+
+    @staticmethod
+    def bytes_per_transition(obs_spec: ObsSpec, action_spec: ActionSpec) -> int:
+        """What one transition costs: its observation once, its action, and nine bytes."""
+        obs = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in obs_spec.leaves.values())
+        action = action_spec.size * np.dtype(action_spec.policy_dtype).itemsize
+        return obs + action + 4 + 1 + 4
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken now; only the pool of final observations grows."""
+        arrays = [*tree_leaves(self._obs), *tree_leaves(self._final_obs)]
+        arrays += [self._actions, self._rewards, self._flags, self._final_row]
+        return int(sum(array.nbytes for array in arrays)) + (self._tree.nbytes if self._tree else 0)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
+        """Append one step of every environment; the oldest row makes room."""
+        if record:
+            raise ValueError(f"a replay buffer stores no {sorted(record)}")
+        t = self._head
+        self._write_obs(t, obs)
+        self._actions[t] = action
+        self._rewards[t] = step.reward
+        ended = step.terminated | step.truncated
+        self._flags[t] = _TERMINATED * step.terminated + _ENDED * ended + _VALID * step.valid
+        self._head = (t + 1) % self._ring
+        self._filled = min(self._filled + 1, self.rows)
+        self._forget(self._head)
+        if ended.any():
+            for env in np.flatnonzero(ended):
+                self._keep_final(t, int(env), step.final_obs)
+        self._write_obs(self._head, step.obs)
+        if self._tree is not None:
+            cells = np.arange(self.num_envs)
+            self._tree.set(t * self.num_envs + cells, np.where(step.valid, self._max_priority, 0.0))
+            self._tree.set(self._head * self.num_envs + cells, np.zeros(self.num_envs))
+
+    def _write_obs(self, t: int, obs: Obs) -> None:
+        if isinstance(obs, dict):
+            for key, leaf in obs.items():
+                self._obs[key][t] = leaf
+        else:
+            self._obs[t] = obs
+
+    def _forget(self, t: int) -> None:
+        """Give the final observations of a row back to the pool."""
+        used = self._final_row[t]
+        self._free += [int(row) for row in used[used >= 0]]
+        used[:] = -1
+
+    def _keep_final(self, t: int, env: int, final_obs: Obs) -> None:
+        if not self._free:
+            size = len(tree_leaves(self._final_obs)[0])
+            self._final_obs = tree_map(
+                lambda pool: np.concatenate((pool, np.zeros_like(pool))), self._final_obs
+            )
+            self._free = list(range(2 * size - 1, size - 1, -1))
+        row = self._free.pop()
+        self._final_row[t, env] = row
+        if isinstance(final_obs, dict):
+            for key, leaf in final_obs.items():
+                self._final_obs[key][row] = leaf[env]
+        else:
+            self._final_obs[row] = final_obs[env]
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def sample(
+        self, batch_size: int, generator: torch.Generator, *, beta: float = 1.0
+    ) -> dict[str, Any]:
+        """Draw transitions with replacement.
+
+        ``rewards`` is the n-step return, ``next_obs`` the true successor of its last step and
+        ``discounts`` what its value is to be multiplied by (0 after a termination), so that
+
+            target = rewards + discounts V(next_obs)
+
+        The sum ends early where the episode does, and where the ring's newest row is reached.
+        With prioritisation ``weights`` corrects for it (largest 1) by the exponent ``beta``.
+        """
+        cells, weights = self._draw(batch_size, generator, beta)
+        t, env = np.divmod(cells, self.num_envs)
+        batch = self._gather(t, env)
+        batch["cells"] = cells
+        batch["weights"] = torch.from_numpy(weights)
+        return batch
+
+    def _draw(
+        self, batch_size: int, generator: torch.Generator, beta: float
+    ) -> tuple[Array, Array]:
+        if self._tree is None:
+            return self._draw_uniform(batch_size, generator), np.ones(batch_size, np.float32)
+        if self._tree.total <= 0:
+            raise ValueError("the replay buffer holds nothing to sample")
+        uniform = torch.rand(batch_size, generator=generator, dtype=torch.float64).numpy()
+        cells = self._tree.find(uniform * self._tree.total)
+        # w = (N P)^-beta, divided by the largest; N cancels out of that quotient.
+        priorities = self._tree.get(cells)
+        weights = (priorities / priorities.min()) ** -beta
+        return cells, weights.astype(np.float32)
+
+    def _draw_uniform(self, batch_size: int, generator: torch.Generator) -> Array:
+        if not self._filled:
+            raise ValueError("the replay buffer holds nothing to sample")
+        oldest = (self._head - self._filled) % self._ring
+        cells = np.empty(0, np.int64)
+        while len(cells) < batch_size:  # more than once only where reset-only rows were drawn
+            wanted = batch_size - len(cells)
+            drawn = torch.randint(len(self), (wanted,), generator=generator).numpy()
+            t, env = np.divmod(drawn, self.num_envs)
+            t = (oldest + t) % self._ring
+            kept = self._flags[t, env] & _VALID > 0
+            cells = np.concatenate((cells, (t * self.num_envs + env)[kept]))
+            if not len(cells) and not (self._flags & _VALID).any():
+                raise ValueError("the replay buffer holds nothing to sample")
+        return cells
+
+    def _gather(self, t: Array, env: Array) -> dict[str, Any]:
+        returns = np.zeros(len(t), np.float32)
+        discount = np.ones(len(t), np.float32)
+        last = t.copy()
+        going_on = np.ones(len(t), bool)
+        for k in range(self.n_step):
+            if k:
+                ended = self._flags[last, env] & _ENDED > 0
+                following = (last + 1) % self._ring
+                going_on = going_on & ~ended & (following != self._head)
+                last = np.where(going_on, following, last)
+            returns += np.where(going_on, discount * self._rewards[last, env], 0)
+            discount = np.where(going_on, discount * np.float32(self.gamma), discount)
+        terminated = self._flags[last, env] & _TERMINATED > 0
+        discount = np.where(terminated, np.float32(0), discount)
+        return {
+            "obs": self._tensors(tree_map(lambda leaf: leaf[t, env], self._obs)),
+            "actions": torch.from_numpy(self._actions[t, env]),
+            "rewards": torch.from_numpy(returns),
+            "next_obs": self._tensors(self._successors(last, env)),
+            "discounts": torch.from_numpy(discount),
+        }
+
+    def _successors(self, t: Array, env: Array) -> Any:
+        following = tree_map(lambda leaf: leaf[(t + 1) % self._ring, env], self._obs)
+        rows = self._final_row[t, env]
+        ended = rows >= 0
+        if ended.any():
+            pairs = zip(tree_leaves(following), tree_leaves(self._final_obs), strict=True)
+            for leaf, pool in pairs:
+                leaf[ended] = pool[rows[ended]]
+        return following
+
+    @staticmethod
+    def _tensors(obs: Any) -> Any:
+        return tree_map(torch.from_numpy, obs)
+
+    def update_priorities(self, cells: Array, errors: Tensor) -> None:
+        """Set the priorities of sampled transitions from their TD errors."""
+        if self._tree is None or self._prioritization is None:
+            raise ValueError("this replay buffer is not prioritised")
+        rule = self._prioritization
+        raw = errors.detach().abs().cpu().numpy().astype(np.float64) + rule.epsilon
+        priorities = raw**rule.alpha
+        self._max_priority = max(self._max_priority, float(priorities.max()))
+        self._tree.set(cells, priorities)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive: the filled part of the ring, exactly as it lies."""
+        state: dict[str, Any] = {
+            "obs": self._obs,
+            "actions": self._actions,
+            "rewards": self._rewards,
+            "flags": self._flags,
+            "final_row": self._final_row,
+            "final_obs": self._final_obs,
+            "free": np.asarray(self._free, np.int64),
+            "position": [self._head, self._filled],
+            "max_priority": self._max_priority,
+        }
+        if self._tree is not None:
+            state["priorities"] = self._tree.leaves()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring a saved state back."""
+        if tuple(state["rewards"].shape) != self._rewards.shape:
+            raise ConfigError(
+                f"the saved replay has the shape {tuple(state['rewards'].shape)}, this one"
+                f" {self._rewards.shape}: buffer_size and num_envs must not change"
+            )
+        self._obs = tree_map(_own_array, state["obs"])
+        self._actions = _own_array(state["actions"])
+        self._rewards = _own_array(state["rewards"])
+        self._flags = _own_array(state["flags"])
+        self._final_row = _own_array(state["final_row"])
+        self._final_obs = tree_map(_own_array, state["final_obs"])
+        self._free = [int(row) for row in state["free"]]
+        self._head, self._filled = (int(x) for x in state["position"])
+        self._max_priority = float(state["max_priority"])
+        if self._tree is not None:
+            self._tree.load(_own_array(state["priorities"]))
+
+
+def _own_array(value: Any) -> Array:
+    """A writable copy of a saved array or tensor."""
+    return np.array(value.numpy() if isinstance(value, Tensor) else value)
