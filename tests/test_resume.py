@@ -72,13 +72,14 @@ def run_and_kill(config: TrainConfig[Any], folder: Path, mode: str, number: str)
     path = folder / "config.yaml"
     folder.mkdir()
     path.write_text(config.to_yaml())
-    src = Path(__file__).parents[1] / "src"
+    tests = Path(__file__).parent
+    paths = [str(tests.parent / "src"), str(tests), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(CHILD), str(path), mode, number],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": f"{src}{os.pathsep}{Path(__file__).parent}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

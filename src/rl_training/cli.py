@@ -182,8 +182,8 @@ def _resume(args: list[str]) -> int:
             )
         return 0
     _say(f"resuming {trainer.run_dir} at step {trainer.global_step:,} of {trainer.total:,}")
-    if trainer.resumed is not None and "progress_jump" in trainer.resumed:
-        before, after = trainer.resumed["progress_jump"]
+    before, after = (trainer.resumed or {}).get("progress_jump", (0.0, 0.0))
+    if before != after:
         _say(
             f"schedules now run over {trainer.horizon:,} steps: their progress jumps from"
             f" {before:.1%} to {after:.1%}"

@@ -1,0 +1,53 @@
+"""The accelerator path, where there is one: same interface, same checkpoints, close numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import MakeConfig
+from rl_training.checkpointing import load_checkpoint
+from rl_training.experiment.manager import ExperimentManager
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.workflows import load_policy, resume_training
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
+@pytest.mark.parametrize("acceleration", ["eager", "compile"])
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+def test_trains_resumes_and_loads_on_the_cpu(
+    acceleration: str, vectorization: str, make_config: MakeConfig
+) -> None:
+    config = make_config(
+        device="cuda",
+        acceleration=acceleration,
+        vectorization=vectorization,
+        normalize_obs=True,
+        normalize_reward=True,
+    )
+    result = train_ppo(config)
+    assert result.metrics["global_step"] >= 512
+    longer = resume_training(result.run_dir, total_timesteps=1024)
+    assert longer.metrics["global_step"] >= 1024
+    obs = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    here, there = (load_policy(result.run_dir, device=d) for d in ("cpu", "cuda"))
+    assert np.array_equal(here.predict(obs), there.predict(obs))
+    moved = resume_training(result.run_dir, total_timesteps=1280, device="cpu")
+    assert moved.metrics["global_step"] >= 1280
+
+
+@pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
+def test_a_first_update_agrees_with_the_cpu(make_config: MakeConfig) -> None:
+    models = []
+    for device in ("cpu", "cuda"):
+        config = make_config(device=device, total_timesteps=128, env_id="Pendulum-v1")
+        run = ExperimentManager.setup(config).train()
+        models.append(load_checkpoint(run.checkpoint_path)["algorithm"]["model"])
+    for name, cpu in models[0].items():
+        cuda: Any = models[1][name]
+        assert torch.allclose(cpu, cuda, atol=2e-3), name
