@@ -14,6 +14,11 @@ from rl_training.config import TrainConfig
 
 pytest.register_assert_rewrite("state_compare")
 
+QUICK_KNOBS: dict[str, dict[str, Any]] = {
+    "ppo": {"num_steps": 64},
+    "dqn": {"learning_starts": 64, "batch_size": 32, "train_freq": 4, "buffer_size": 300},
+}
+
 MakeConfig = Callable[..., TrainConfig[Any]]
 
 
@@ -31,8 +36,9 @@ def make_config(tmp_path: Path) -> MakeConfig:
     """A quick, quiet config; keywords replace fields and algorithm knobs alike."""
 
     def make(**overrides: Any) -> TrainConfig[Any]:
+        algo = overrides.pop("algo", "ppo")
         base: TrainConfig[Any] = TrainConfig(
-            algo=overrides.pop("algo", "ppo"),
+            algo=algo,
             total_timesteps=512,
             num_envs=2,
             seed=7,
@@ -41,6 +47,6 @@ def make_config(tmp_path: Path) -> MakeConfig:
             progress=False,
             tensorboard=False,
         )
-        return base.with_overrides(**{"num_steps": 64, **overrides})
+        return base.with_overrides(**{**QUICK_KNOBS[algo], **overrides})
 
     return make

@@ -42,6 +42,7 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
         (VECTOR, MULTI_BINARY),
         (DICT, DISCRETE),
     ],
+    "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
 }
 """What each algorithm can be built for."""
 CASES = [(algo, *specs) for algo, pairs in SPACES.items() for specs in pairs]

@@ -37,6 +37,12 @@ def test_ppo_cartpole(tmp_path: Path) -> None:
     assert min(final_returns("ppo/cartpole", tmp_path)) >= 490
 
 
+def test_dqn_cartpole(tmp_path: Path) -> None:
+    returns = final_returns("dqn/cartpole", tmp_path)
+    assert sum(returns) / len(returns) >= 475
+    assert min(returns) >= 400
+
+
 def test_ppo_pendulum(tmp_path: Path) -> None:
     returns = final_returns("ppo/pendulum", tmp_path)
     assert sum(returns) / len(returns) >= -250

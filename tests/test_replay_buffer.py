@@ -179,11 +179,17 @@ def test_new_transitions_get_the_largest_priority_so_far() -> None:
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_state_goes_through_a_checkpoint_and_continues_alike(prioritized: bool) -> None:
+def test_state_goes_through_a_checkpoint_and_continues_alike(
+    prioritized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.data.replay_buffer._CHUNK_BYTES", 200)
     rule = Prioritization() if prioritized else None
     world, buffer = filled(3, 30, 47, seed=5, n_step=3, prioritization=rule)
     again = ReplayBuffer(30, 3, OBS, ACTION, n_step=3, gamma=GAMMA, prioritization=rule)
-    again.load_state_dict(to_storable(buffer.state_dict()))
+    again.load_ring_state(to_storable(buffer.ring_state()))
+    assert buffer.num_chunks > 1
+    for index in range(buffer.num_chunks):
+        again.load_chunk(index, to_storable(buffer.chunk_state(index)))
     for _ in range(25):
         state = world.rng.bit_generator.state
         before = (world.count, world.obs, world.pending, [list(r) for r in world.record])
@@ -195,7 +201,7 @@ def test_state_goes_through_a_checkpoint_and_continues_alike(prioritized: bool) 
     for key in ("obs", "actions", "rewards", "next_obs", "discounts", "weights"):
         assert torch.equal(a[key], b[key]), key
     with pytest.raises(ConfigError, match="buffer_size and num_envs"):
-        ReplayBuffer(60, 3, OBS, ACTION).load_state_dict(buffer.state_dict())
+        ReplayBuffer(60, 3, OBS, ACTION).load_ring_state(buffer.ring_state())
 
 
 def test_an_observation_is_stored_once() -> None:

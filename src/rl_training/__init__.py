@@ -8,29 +8,35 @@ from rl_training._lazy import lazy_exports
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
+    from rl_training.api.algorithms import DQN as DQN
     from rl_training.api.algorithms import PPO as PPO
     from rl_training.config import TrainConfig as TrainConfig
     from rl_training.envs.factory import make_env as make_env
     from rl_training.envs.factory import make_vector_env as make_vector_env
+    from rl_training.runtime.dqn_trainer import train_dqn as train_dqn
     from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
     from rl_training.runtime.trainer import TrainResult as TrainResult
 
 _EXPORTS = {
+    "DQN": "rl_training.api.algorithms:DQN",
     "PPO": "rl_training.api.algorithms:PPO",
     "TrainConfig": "rl_training.config:TrainConfig",
     "TrainResult": "rl_training.runtime.trainer:TrainResult",
     "make_env": "rl_training.envs.factory:make_env",
     "make_vector_env": "rl_training.envs.factory:make_vector_env",
+    "train_dqn": "rl_training.runtime.dqn_trainer:train_dqn",
     "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
 }
 
 __all__ = [
+    "DQN",
     "PPO",
     "TrainConfig",
     "TrainResult",
     "__version__",
     "make_env",
     "make_vector_env",
+    "train_dqn",
     "train_ppo",
 ]
 

@@ -101,11 +101,16 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     stored = to_storable(state)
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "digest": state_digest(stored), "state": stored}, buffer)
+    write_durably(path, buffer.getbuffer())
+
+
+def write_durably(path: Path, content: memoryview) -> None:
+    """Write a file: complete and on disk, or not there at all."""
     temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(buffer.getbuffer())
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -76,6 +76,8 @@ class ResumeArgs:
     """With a new end: evaluate schedules over the new total, or keep their final values."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Where the networks live from now on; unset: as before."""
+    replay: Literal["saved", "empty"] = "saved"
+    """Off-policy: go on with the saved replay, or with an empty one."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
@@ -164,6 +166,7 @@ def _resume(args: list[str]) -> int:
         total_timesteps=options.total_timesteps,
         horizon=options.horizon,
         device=options.device,
+        replay=options.replay,
     )
     finished = read_json(trainer.run_dir / "summary.json").get("status") == "finished"
     if finished and trainer.global_step >= trainer.total:

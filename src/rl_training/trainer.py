@@ -1,6 +1,7 @@
 """The function surface: one ``train_*`` per algorithm, in one place."""
 
+from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.trainer import TrainResult
 
-__all__ = ["TrainResult", "train_ppo"]
+__all__ = ["TrainResult", "train_dqn", "train_ppo"]

@@ -1,3 +1,3 @@
-from rl_training.api.algorithms import PPO, ManagedAlgorithm
+from rl_training.api.algorithms import DQN, PPO, ManagedAlgorithm
 
-__all__ = ["PPO", "ManagedAlgorithm"]
+__all__ = ["DQN", "PPO", "ManagedAlgorithm"]

@@ -149,3 +149,9 @@ class PPO(ManagedAlgorithm):
     """Proximal policy optimisation: ``PPO(TrainConfig(env_id="CartPole-v1")).learn()``."""
 
     algo = "ppo"
+
+
+class DQN(ManagedAlgorithm):
+    """Deep Q-learning: ``DQN(TrainConfig(algo="dqn", env_id="CartPole-v1")).learn()``."""
+
+    algo = "dqn"

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from rl_training.data.sum_tree import SumTree
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
 _TERMINATED, _ENDED, _VALID = 1, 2, 4
 _FIRST_FINALS = 64
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,10 @@ class ReplayBuffer:
         self._prioritization = prioritization
         self._tree = SumTree(self._ring * num_envs) if prioritization is not None else None
         self._max_priority = 1.0
+        row_bytes = num_envs * self.bytes_per_transition(obs_spec, action_spec)
+        self._chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
+        self.changed_chunks: set[int] = set()
+        """Chunks written to since whoever saves them cleared this."""
 
     def __len__(self) -> int:
         """Transitions that can be sampled (reset-only rows included, until they are skipped)."""
@@ -113,8 +118,9 @@ class ReplayBuffer:
         self._forget(self._head)
         if ended.any():
             for env in np.flatnonzero(ended):
-                self._keep_final(t, int(env), step.final_obs)
+                self._keep_final(t, int(env), step.final_obs, source=int(env))
         self._write_obs(self._head, step.obs)
+        self.changed_chunks.update((t // self._chunk_rows, self._head // self._chunk_rows))
         if self._tree is not None:
             cells = np.arange(self.num_envs)
             self._tree.set(t * self.num_envs + cells, np.where(step.valid, self._max_priority, 0.0))
@@ -133,7 +139,7 @@ class ReplayBuffer:
         self._free += [int(row) for row in used[used >= 0]]
         used[:] = -1
 
-    def _keep_final(self, t: int, env: int, final_obs: Obs) -> None:
+    def _keep_final(self, t: int, env: int, final_obs: Any, source: int) -> None:
         if not self._free:
             size = len(tree_leaves(self._final_obs)[0])
             self._final_obs = tree_map(
@@ -144,9 +150,9 @@ class ReplayBuffer:
         self._final_row[t, env] = row
         if isinstance(final_obs, dict):
             for key, leaf in final_obs.items():
-                self._final_obs[key][row] = leaf[env]
+                self._final_obs[key][row] = leaf[source]
         else:
-            self._final_obs[row] = final_obs[env]
+            self._final_obs[row] = final_obs[source]
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -247,41 +253,84 @@ class ReplayBuffer:
         self._max_priority = max(self._max_priority, float(priorities.max()))
         self._tree.set(cells, priorities)
 
-    # -- state ---------------------------------------------------------------------------------
+    def check_finite(self, rows: int, first_step: int) -> None:
+        """Refuse a NaN or infinity among the newest ``rows``, naming where it came from."""
+        recent = (self._head - 1 - np.arange(min(rows, self._filled))) % self._ring
+        keys = list(self._obs) if isinstance(self._obs, dict) else ["observation"]
+        named = [("reward", self._rewards), ("action", self._actions)]
+        named += zip(keys, tree_leaves(self._obs), strict=True)
+        for name, grid in named:
+            if grid.dtype.kind == "f" and not np.isfinite(grid[recent]).all():
+                back, env = np.argwhere(~np.isfinite(grid[recent]))[-1, :2]
+                raise NonFiniteError(
+                    f"{name} is not finite in environment {env}, {rows - 1 - back} vector steps"
+                    f" after global step {first_step}"
+                )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive: the filled part of the ring, exactly as it lies."""
-        state: dict[str, Any] = {
-            "obs": self._obs,
-            "actions": self._actions,
-            "rewards": self._rewards,
-            "flags": self._flags,
-            "final_row": self._final_row,
-            "final_obs": self._final_obs,
-            "free": np.asarray(self._free, np.int64),
+    # -- state: the ring in chunks of rows, so that only what changed is written anew -----------
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that hold something."""
+        used = self._ring if self._filled == self.rows else self._head + 1
+        return -(-used // self._chunk_rows)
+
+    def chunk_state(self, index: int) -> dict[str, Any]:
+        """The rows of a chunk with their final observations, complete in itself."""
+        rows = self._chunk(index)
+        finals = self._final_row[rows]
+        kept = finals[finals >= 0]
+        return {
+            "obs": tree_map(lambda leaf: leaf[rows], self._obs),
+            "actions": self._actions[rows],
+            "rewards": self._rewards[rows],
+            "flags": self._flags[rows],
+            "has_final": finals >= 0,
+            "final_obs": tree_map(lambda pool: pool[kept], self._final_obs),
+        }
+
+    def load_chunk(self, index: int, state: Mapping[str, Any]) -> None:
+        """Bring a chunk back."""
+        rows = self._chunk(index)
+
+        def restore(grid: Array, value: Any) -> None:
+            grid[rows] = _own_array(value)
+
+        tree_map(restore, self._obs, state["obs"])
+        restore(self._actions, state["actions"])
+        restore(self._rewards, state["rewards"])
+        restore(self._flags, state["flags"])
+        finals = tree_map(_own_array, state["final_obs"])
+        places = np.argwhere(_own_array(state["has_final"]))
+        for i, (t, env) in enumerate(places):
+            one = tree_map(lambda leaf, i=i: leaf[i : i + 1], finals)
+            self._keep_final(rows.start + int(t), int(env), one, source=0)
+
+    def _chunk(self, index: int) -> slice:
+        start = index * self._chunk_rows
+        return slice(start, min(start + self._chunk_rows, self._ring))
+
+    def ring_state(self) -> dict[str, Any]:
+        """What is not in the chunks: where the ring stands, and the priorities."""
+        return {
+            "shape": [self._ring, self.num_envs, self._chunk_rows],
             "position": [self._head, self._filled],
             "max_priority": self._max_priority,
+            "priorities": self._tree.leaves() if self._tree is not None else None,
         }
-        if self._tree is not None:
-            state["priorities"] = self._tree.leaves()
-        return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
-        if tuple(state["rewards"].shape) != self._rewards.shape:
+    def load_ring_state(self, state: Mapping[str, Any]) -> None:
+        """Bring that back, before the chunks."""
+        shape = [self._ring, self.num_envs, self._chunk_rows]
+        if list(state["shape"]) != shape:
             raise ConfigError(
-                f"the saved replay has the shape {tuple(state['rewards'].shape)}, this one"
-                f" {self._rewards.shape}: buffer_size and num_envs must not change"
+                f"the saved replay has the shape {list(state['shape'])}, this one {shape}:"
+                " buffer_size and num_envs must not change"
             )
-        self._obs = tree_map(_own_array, state["obs"])
-        self._actions = _own_array(state["actions"])
-        self._rewards = _own_array(state["rewards"])
-        self._flags = _own_array(state["flags"])
-        self._final_row = _own_array(state["final_row"])
-        self._final_obs = tree_map(_own_array, state["final_obs"])
-        self._free = [int(row) for row in state["free"]]
         self._head, self._filled = (int(x) for x in state["position"])
         self._max_priority = float(state["max_priority"])
+        self._final_row[:] = -1
+        self._free = list(range(len(tree_leaves(self._final_obs)[0]) - 1, -1, -1))
         if self._tree is not None:
             self._tree.load(_own_array(state["priorities"]))
 

@@ -36,6 +36,7 @@ from rl_training.seeding import stream_seed
 from rl_training.types import ActionSpec, ObsSpec
 
 Horizon = Literal["new", "keep"]
+Replay = Literal["saved", "empty"]
 
 
 class ExperimentManager:
@@ -83,13 +84,15 @@ class ExperimentManager:
         total_timesteps: int | None = None,
         horizon: Horizon = "new",
         device: str | None = None,
+        replay: Replay = "saved",
         callbacks: Sequence[Callback] = (),
         env_fn: EnvFn | None = None,
     ) -> Trainer:
         """A trainer that goes on where a checkpoint stands, in the same run folder.
 
         ``total_timesteps`` moves the end; schedules are then evaluated over the new total, or
-        hold their final values with ``horizon="keep"``.
+        hold their final values with ``horizon="keep"``. ``replay="empty"`` goes on without the
+        saved replay.
         """
         path = find_checkpoint(Path(checkpoint))
         state = load_state(path)
@@ -118,12 +121,13 @@ class ExperimentManager:
             _check_spaces(state, setup.env)
             setup.run_dir = path.parent.parent
             trainer = setup.spec.trainer(setup, callbacks)
-            exact = trainer.load_state_dict(state)
+            empty = replay == "empty"
+            exact = trainer.load_state_dict(state, empty_replay=empty)
             _warn_of_differences(setup.run_dir, exact)
             trainer.resumed = {
                 "checkpoint": path.name,
                 "step": trainer.global_step,
-                "resume": "exact" if exact and _is_exact(setup) else "approximate",
+                "resume": ("exact" if exact and not empty and _is_exact(setup) else "approximate"),
                 **_extend(trainer, total_timesteps, horizon),
             }
         except BaseException:

@@ -19,6 +19,7 @@ class Entry(NamedTuple):
 
 ALGORITHMS: dict[str, Entry] = {
     "ppo": Entry("rl_training.algorithms.ppo:PPOConfig", "rl_training.runtime.ppo_trainer:SPEC"),
+    "dqn": Entry("rl_training.algorithms.dqn:DQNConfig", "rl_training.runtime.dqn_trainer:SPEC"),
 }
 
 

@@ -1,3 +1,4 @@
 from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.models.mlp_q_network import MLPQNetwork
 
-__all__ = ["MLPActorCritic"]
+__all__ = ["MLPActorCritic", "MLPQNetwork"]

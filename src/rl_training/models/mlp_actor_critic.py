@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
@@ -42,21 +43,26 @@ class Evaluation(NamedTuple):
 
 
 class MLP(nn.Module):
-    """Linear layers with orthogonal weights (gain sqrt 2) and zero biases; the last is linear.
+    """Linear layers, the last without activation.
 
+    With ``output_gain`` weights are orthogonal (gain sqrt 2, the last ``output_gain``) and biases
+    zero, as policy gradients want them; without it they are as torch makes them.
     The layers are applied as functions: calling each as a module costs more than its arithmetic
     while a few environments are stepped.
     """
 
-    def __init__(self, sizes: tuple[int, ...], activation: str, output_gain: float) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], activation: str, output_gain: float | None = None
+    ) -> None:
         super().__init__()
         self.activation = activation
         self.layers = nn.ModuleList()
-        gains = [math.sqrt(2)] * (len(sizes) - 2) + [output_gain]
-        for n_in, n_out, gain in zip(sizes, sizes[1:], gains, strict=False):
+        for number, (n_in, n_out) in enumerate(itertools.pairwise(sizes), start=2):
             layer = nn.Linear(n_in, n_out)
-            nn.init.orthogonal_(layer.weight, gain)
-            nn.init.zeros_(layer.bias)
+            if output_gain is not None:
+                is_last = number == len(sizes)
+                nn.init.orthogonal_(layer.weight, output_gain if is_last else math.sqrt(2))
+                nn.init.zeros_(layer.bias)
             self.layers.append(layer)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rl_training.runtime.callbacks import ProgressCallback as ProgressCallback
     from rl_training.runtime.callbacks import StopOnReturn as StopOnReturn
     from rl_training.runtime.collector import Collector as Collector
+    from rl_training.runtime.dqn_trainer import train_dqn as train_dqn
+    from rl_training.runtime.off_policy import OffPolicyTrainer as OffPolicyTrainer
     from rl_training.runtime.on_policy import OnPolicyTrainer as OnPolicyTrainer
     from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
     from rl_training.runtime.trainer import Trainer as Trainer
@@ -24,6 +26,7 @@ _EXPORTS = {
     "CheckpointCallback": "rl_training.runtime.callbacks:CheckpointCallback",
     "Collector": "rl_training.runtime.collector:Collector",
     "EvaluationCallback": "rl_training.runtime.callbacks:EvaluationCallback",
+    "OffPolicyTrainer": "rl_training.runtime.off_policy:OffPolicyTrainer",
     "OnPolicyTrainer": "rl_training.runtime.on_policy:OnPolicyTrainer",
     "ProgressCallback": "rl_training.runtime.callbacks:ProgressCallback",
     "StopOnReturn": "rl_training.runtime.callbacks:StopOnReturn",
@@ -32,6 +35,7 @@ _EXPORTS = {
     "evaluate_checkpoint": "rl_training.runtime.workflows:evaluate_checkpoint",
     "load_policy": "rl_training.runtime.workflows:load_policy",
     "resume_training": "rl_training.runtime.workflows:resume_training",
+    "train_dqn": "rl_training.runtime.dqn_trainer:train_dqn",
     "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
 }
 
@@ -40,6 +44,7 @@ __all__ = [
     "CheckpointCallback",
     "Collector",
     "EvaluationCallback",
+    "OffPolicyTrainer",
     "OnPolicyTrainer",
     "ProgressCallback",
     "StopOnReturn",
@@ -48,6 +53,7 @@ __all__ = [
     "evaluate_checkpoint",
     "load_policy",
     "resume_training",
+    "train_dqn",
     "train_ppo",
 ]
 

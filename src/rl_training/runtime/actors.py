@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rl_training.models.action_heads import ActionHead
 from rl_training.tree import tree_leaves, tree_map
-from rl_training.types import Array, Obs, Progress
+from rl_training.types import ACTION_MASK, Array, Obs, Progress
 
 
 class Actor(Protocol):
@@ -128,6 +129,72 @@ class PolicyActor:
         self._position = self._block
         if state["position"]:
             self._draw()
+            self._position = int(state["position"])
+
+
+class EpsilonGreedyActor:
+    """A random legal action with probability epsilon(progress), else the most valued one.
+
+    Random numbers are drawn a block of steps at a time, for as many rows as there are.
+    """
+
+    _BLOCK = 256
+
+    def __init__(
+        self,
+        model: Policy,
+        epsilon: Callable[[Progress], float],
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> None:
+        self._num_actions = model.head.param_size
+        self._epsilon = epsilon
+        self._generator = generator
+        self._choose = _Chooser(model, device)
+        self._position = self._BLOCK
+        self._block_start = generator.get_state()
+        self._uniform: Array = np.empty((0, 0, 0), np.float32)
+
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
+        """Choose one action per row."""
+        rows = len(tree_leaves(obs)[0])
+        if self._position == self._BLOCK or self._uniform.shape[1] != rows:
+            self._draw(rows)
+        uniform = self._uniform[self._position]
+        self._position += 1
+        random = uniform[:, 0] < self._epsilon(progress)
+        if not random.any():
+            return self._choose(obs, None), {}
+        scores = uniform[:, 1:]
+        if isinstance(obs, dict) and ACTION_MASK in obs:
+            scores = np.where(obs[ACTION_MASK], scores, -1.0)
+        anything = scores.argmax(-1)
+        if random.all():
+            return anything, {}
+        return np.where(random, anything, self._choose(obs, None)), {}
+
+    def _draw(self, rows: int) -> None:
+        self._block_start = self._generator.get_state()
+        shape = (self._BLOCK, rows, 1 + self._num_actions)
+        self._uniform = torch.rand(shape, generator=self._generator).numpy()
+        self._position = 0
+
+    def reset(self, done: Array) -> None:
+        """Nothing is remembered."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator before this block, and how much of it is used."""
+        if self._position == self._BLOCK:
+            return {"rng": self._generator.get_state(), "position": 0, "rows": 0}
+        rows = self._uniform.shape[1]
+        return {"rng": self._block_start, "position": self._position, "rows": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand there again."""
+        self._generator.set_state(state["rng"])
+        self._position = self._BLOCK
+        if state["position"]:
+            self._draw(int(state["rows"]))
             self._position = int(state["position"])
 
 

@@ -218,6 +218,7 @@ class CheckpointCallback(Callback):
             folder.glob(f"step_*{checkpointing.SUFFIX}"), key=lambda p: p.stat().st_mtime_ns
         )
         checkpointing.prune(numbered[: -self.keep])
+        trainer.after_checkpoint(is_best=new_best)
         self._saved_at = time.monotonic()
         trainer.emit_checkpoint(folder / f"last{checkpointing.SUFFIX}")
 

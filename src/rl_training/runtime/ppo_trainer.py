@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
-from rl_training._lazy import resolve
 from rl_training.algorithms.ppo import PPO, PPOConfig
 from rl_training.config import TrainConfig
-from rl_training.errors import ConfigError
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.actors import Actor, GreedyActor, PolicyActor
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import OnPolicyTrainer
-from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec import AlgorithmSpec, find_encoder
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
@@ -32,7 +30,7 @@ def build_ppo(
         hidden_sizes=knobs.hidden_sizes,
         activation=knobs.activation,
         log_std_init=knobs.log_std_init,
-        encoder=_encoder(knobs.encoder),
+        encoder=find_encoder(knobs.encoder),
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
     ).to(device)
@@ -42,16 +40,6 @@ def build_ppo(
         generator=torch_stream(config.seed, "minibatches"),
         acceleration=config.acceleration,
     )
-
-
-def _encoder(path: str | None) -> type[torch.nn.Module] | None:
-    if path is None:
-        return None
-    try:
-        found: type[torch.nn.Module] = resolve(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"'algo_kwargs.encoder': cannot find {path!r} ({error})") from None
-    return found
 
 
 def _actor(algorithm: PPO, config: TrainConfig[PPOConfig], device: torch.device) -> Actor:

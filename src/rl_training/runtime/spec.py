@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from rl_training._lazy import resolve
+from rl_training.errors import ConfigError
 from rl_training.types import ActionSpec, ObsSpec
 
 if TYPE_CHECKING:
@@ -43,3 +45,14 @@ class AlgorithmSpec:
     eval_actor: Callable[[Any, torch.device, torch.Generator | None], Actor]
     """The greedy actor, or a sampling one with the generator given."""
     trainer: type[Trainer]
+
+
+def find_encoder(path: str | None) -> type[torch.nn.Module] | None:
+    """The user's encoder class, named as 'module:Class'."""
+    if path is None:
+        return None
+    try:
+        found: type[torch.nn.Module] = resolve(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"'algo_kwargs.encoder': cannot find {path!r} ({error})") from None
+    return found

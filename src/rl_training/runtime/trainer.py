@@ -273,6 +273,7 @@ class Trainer(ABC):
             "training": {
                 "actor": self.collector.actor.state_dict(),
                 "collector": self.collector.state_dict(),
+                "extra": self.extra_state(),
                 "rng": _global_rng_state(self.device),
                 "counters": {
                     "global_step": self.global_step,
@@ -291,7 +292,17 @@ class Trainer(ABC):
             },
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+    def extra_state(self) -> dict[str, Any]:
+        """What a family keeps besides, a replay say."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any], *, empty_replay: bool) -> None:  # noqa: B027 - most have none
+        """Bring that back."""
+
+    def after_checkpoint(self, *, is_best: bool) -> None:  # noqa: B027 - most keep none
+        """A checkpoint and its names are on disk: files of older ones may go."""
+
+    def load_state_dict(self, state: Mapping[str, Any], *, empty_replay: bool = False) -> bool:
         """Stand where a checkpoint stood; False where the environments could not, exactly."""
         training = state["training"]
         counters = training["counters"]
@@ -304,6 +315,7 @@ class Trainer(ABC):
         self._log_offset = counters["log_offset"]
         self.metrics = dict(training["metrics"])
         self._rng = training["rng"]
+        self.load_extra_state(training["extra"], empty_replay=empty_replay)
         for name, callback in self._named_callbacks():
             if name in training["callbacks"]:
                 callback.load_state_dict(training["callbacks"][name])

@@ -17,6 +17,7 @@ from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
 from rl_training.experiment.manager import (
     ExperimentManager,
     Horizon,
+    Replay,
     build_algorithm,
     config_from_state,
     load_state,
@@ -169,6 +170,7 @@ def resume_training(
     total_timesteps: int | None = None,
     horizon: Horizon = "new",
     device: str | None = None,
+    replay: Replay = "saved",
     callbacks: Sequence[Callback] = (),
     env_fn: EnvFn | None = None,
 ) -> TrainResult:
@@ -178,6 +180,7 @@ def resume_training(
         total_timesteps=total_timesteps,
         horizon=horizon,
         device=device,
+        replay=replay,
         callbacks=callbacks,
         env_fn=env_fn,
     )

@@ -1,0 +1,79 @@
+"""DQN on the shared runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.dqn import DQN, DQNConfig
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.runtime.actors import Actor, EpsilonGreedyActor, GreedyActor
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.spec import AlgorithmSpec, find_encoder
+from rl_training.runtime.trainer import TrainResult
+from rl_training.seeding import torch_stream
+from rl_training.types import ActionSpec, ObsSpec, Progress
+
+
+def build_dqn(
+    config: TrainConfig[DQNConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+) -> DQN:
+    """DQN and its networks, at the start of the config's random streams."""
+    if action_spec.kind != "discrete":
+        raise ConfigError(f"dqn takes Discrete actions, not {action_spec.kind}: use ppo")
+    if config.normalize_obs:
+        raise ConfigError("'normalize_obs' does not go with dqn: its replay would mix scales")
+    knobs = config.algo_kwargs
+    model = MLPQNetwork(
+        obs_spec,
+        action_spec,
+        hidden_sizes=knobs.hidden_sizes,
+        activation=knobs.activation,
+        dueling=knobs.dueling,
+        encoder=find_encoder(knobs.encoder),
+    ).to(device)
+    generator = torch_stream(config.seed, "replay")
+    return DQN(model, knobs, generator=generator, acceleration=config.acceleration)
+
+
+def _actor(algorithm: DQN, config: TrainConfig[DQNConfig], device: torch.device) -> Actor:
+    knobs = config.algo_kwargs
+    model: Any = algorithm.module
+    generator = torch_stream(config.seed, "exploration")
+
+    def epsilon(progress: Progress) -> float:
+        return 1.0 if progress.step < knobs.learning_starts else knobs.epsilon(progress)
+
+    return EpsilonGreedyActor(model, epsilon, generator, device)
+
+
+def _eval_actor(algorithm: DQN, device: torch.device, sampling: torch.Generator | None) -> Actor:
+    model: Any = algorithm.module
+    if sampling is None:
+        return GreedyActor(model, device)
+    final = algorithm.config.exploration_final_eps
+    return EpsilonGreedyActor(model, lambda _: final, sampling, device)
+
+
+SPEC = AlgorithmSpec(
+    name="dqn",
+    config=DQNConfig,
+    build=build_dqn,
+    actor=_actor,
+    eval_actor=_eval_actor,
+    trainer=OffPolicyTrainer,
+)
+
+
+def train_dqn(
+    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
+) -> TrainResult:
+    """Train DQN; ``overrides`` replace config fields and DQN knobs by name."""
+    from rl_training.experiment.manager import train_as
+
+    return train_as("dqn", config, callbacks=callbacks, **overrides)

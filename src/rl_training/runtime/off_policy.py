@@ -1,0 +1,125 @@
+"""The off-policy family: collect into a replay, learn from it as often as is owed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.off_policy import OffPolicyConfig
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.errors import ConfigError
+from rl_training.models.normalizer import RewardNormalizer
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.replay_store import ReplayStore
+from rl_training.runtime.trainer import Setup, Trainer
+from rl_training.types import Progress
+
+_ITERATION = 1000
+"""Steps between reports; learning happens in between, as often as `train_freq` says."""
+
+
+class OffPolicyTrainer(Trainer):
+    """Steps environments up to the next crossing of ``train_freq``, then pays the updates owed."""
+
+    def __init__(self, setup: Setup, callbacks: Sequence[Callback] = ()) -> None:
+        super().__init__(setup, callbacks)
+        config, env = setup.config, setup.env
+        self.knobs: OffPolicyConfig = config.algo_kwargs
+        self.replay = self.make_replay(setup)
+        normalizer = None
+        if config.normalize_reward:
+            normalizer = RewardNormalizer(env.num_envs, self.knobs.gamma, config.clip_reward)
+        actor = setup.spec.actor(setup.algorithm, config, setup.device)
+        self.collector = Collector(env, actor, self.replay, normalizer)
+        self.learner: Any = setup.algorithm
+        self._owed = Fraction(0)
+        self._store = ReplayStore(setup.run_dir / "replay")
+
+    def make_replay(self, setup: Setup) -> ReplayBuffer:
+        """The replay, if the machine can hold it; says first what it will take."""
+        obs, action, knobs = setup.env.obs_spec, setup.env.action_spec, self.knobs
+        each = ReplayBuffer.bytes_per_transition(obs, action)
+        _check_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
+        return ReplayBuffer(
+            knobs.buffer_size,
+            setup.env.num_envs,
+            obs,
+            action,
+            n_step=knobs.n_step,
+            gamma=knobs.gamma,
+            prioritization=knobs.prioritization(),
+        )
+
+    def round_up(self, total: int) -> int:
+        """A whole number of vector steps."""
+        return -(-total // self.config.num_envs) * self.config.num_envs
+
+    def iterate(self, progress: Progress) -> tuple[int, dict[str, float]]:
+        """A thousand steps or so, and the updates they owe."""
+        step, end = progress.step, min(progress.step + _ITERATION, self.total)
+        learnt: list[dict[str, Tensor]] = []
+        vector_steps = 0
+        while step < end:
+            count = -(-(self._next_boundary(step, end) - step) // self.env.num_envs)
+            before = step
+            step += self.collector.collect(count, Progress(step, progress.total)).steps
+            vector_steps += count
+            self._owed += self._owes(before, step)
+            updates = int(self._owed)
+            if updates:
+                self._owed -= updates
+                now = Progress(step, progress.total)
+                learnt.append(self.learner.learn(self.replay, updates, now))
+        self.replay.check_finite(vector_steps, progress.step)
+        metrics = self.collector.metrics()
+        if learnt:
+            for name in learnt[0]:
+                metrics[f"losses/{name}"] = float(torch.stack([row[name] for row in learnt]).mean())
+        return step - progress.step, metrics
+
+    def _next_boundary(self, step: int, end: int) -> int:
+        every, warm_up = self.knobs.train_freq, self.knobs.learning_starts
+        following = (step // every + 1) * every
+        return min(following, end, warm_up) if step < warm_up else min(following, end)
+
+    def _owes(self, before: int, after: int) -> Fraction:
+        """Updates for the crossings of ``train_freq`` between two steps; none for the warm-up."""
+        every, steps = self.knobs.train_freq, self.knobs.gradient_steps
+        crossings = max(0, after // every - max(before, self.knobs.learning_starts) // every)
+        # By its decimal digits, so that 0.1 is a tenth and ten crossings owe exactly one.
+        return crossings * (Fraction(every) if steps == -1 else Fraction(str(steps)))
+
+    def extra_state(self) -> dict[str, Any]:
+        """The replay (its rows in files of their own) and the fraction of an update still owed."""
+        owed = [self._owed.numerator, self._owed.denominator]
+        return {"owed": owed, "replay": self._store.save(self.replay)}
+
+    def load_extra_state(self, state: Mapping[str, Any], *, empty_replay: bool) -> None:
+        """Bring them back; an empty replay is filled anew by the policy as it is."""
+        self._owed = Fraction(*state["owed"])
+        if not empty_replay:
+            self._store.load(self.replay, state["replay"])
+
+    def after_checkpoint(self, *, is_best: bool) -> None:
+        """Delete replay files that neither the last checkpoint nor the best one names."""
+        self._store.prune(is_best=is_best, best=self.run_dir / "checkpoints" / "best.pt")
+
+
+def _check_memory(transitions: int, each: int, *, quiet: bool) -> None:
+    needed = transitions * each
+    text = f"replay: {transitions:,} transitions x {each:,} bytes = {needed / 2**30:.2f} GiB"
+    if hasattr(os, "sysconf"):
+        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > present:
+            raise ConfigError(
+                f"{text}, and this machine has {present / 2**30:.2f} GiB: lower buffer_size"
+            )
+    if not quiet:
+        sys.stderr.write(text + "\n")

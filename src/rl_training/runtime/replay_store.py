@@ -1,0 +1,86 @@
+"""Replay on disk: immutable chunks named by their digests, written only when they changed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.checkpointing import (
+    load_checkpoint,
+    state_digest,
+    to_storable,
+    write_durably,
+)
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.errors import CheckpointError
+
+_SUFFIX = ".replay"
+
+
+class ReplayStore:
+    """The chunk files of a run; a checkpoint holds their names."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names: list[str] = []
+        self._best: set[str] | None = None
+
+    def save(self, replay: ReplayBuffer) -> dict[str, Any]:
+        """Write what changed since the last call; what a checkpoint must hold to find it all."""
+        self._names += [""] * (replay.num_chunks - len(self._names))
+        for index in range(replay.num_chunks):
+            if self._names[index] and index not in replay.changed_chunks:
+                continue
+            content = to_storable(replay.chunk_state(index))
+            name = state_digest(content)
+            path = self._path(name)
+            if not path.is_file():
+                buffer = io.BytesIO()
+                torch.save(content, buffer)
+                write_durably(path, buffer.getbuffer())
+            self._names[index] = name
+        replay.changed_chunks.clear()
+        return {"chunks": list(self._names), "ring": replay.ring_state()}
+
+    def load(self, replay: ReplayBuffer, saved: Mapping[str, Any]) -> None:
+        """Read all chunks back, each checked against its name."""
+        replay.load_ring_state(saved["ring"])
+        for index, name in enumerate(saved["chunks"]):
+            replay.load_chunk(index, self._read(name))
+        replay.changed_chunks.clear()
+        self._names = list(saved["chunks"])
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self._path(name)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise CheckpointError(
+                "this checkpoint's replay is gone (it is kept for 'last' and 'best' alone);"
+                " resume with an empty one: --replay empty"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
+            raise CheckpointError(f"{path} is damaged ({type(error).__name__})") from None
+        if state_digest(content) != name:
+            raise CheckpointError(f"{path} was altered or damaged: its digest does not match")
+        return dict(content)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_SUFFIX}"
+
+    def prune(self, *, is_best: bool, best: Path) -> None:
+        """Delete chunks named neither by what was just saved nor by the best checkpoint."""
+        if is_best:
+            self._best = set(self._names)
+        elif self._best is None:  # once after a resume
+            self._best = set()
+            if best.is_file():
+                self._best = set(load_checkpoint(best)["training"]["extra"]["replay"]["chunks"])
+        kept = self._best | set(self._names)
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            if path.stem not in kept:
+                path.unlink()

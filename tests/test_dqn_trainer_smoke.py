@@ -1,0 +1,161 @@
+"""The off-policy runtime by way of DQN: what is owed, what is kept, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import MakeConfig
+from rl_training.checkpointing import load_checkpoint
+from rl_training.config import TrainConfig
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.manager import ExperimentManager
+from rl_training.runtime.dqn_trainer import train_dqn
+from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
+from state_compare import assert_same_run
+from test_resume import run_and_kill
+
+
+def updates_of(config: TrainConfig[Any]) -> int:
+    trainer = ExperimentManager.setup(config)
+    assert isinstance(trainer, OffPolicyTrainer)
+    count = 0
+    real = trainer.learner.learn
+
+    def counted(replay: Any, updates: int, progress: Any) -> Any:
+        nonlocal count
+        count += updates
+        return real(replay, updates, progress)
+
+    trainer.learner.learn = counted
+    trainer.train()
+    return count
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("train_freq", "gradient_steps", "expected"),
+    # Crossings of multiples of train_freq in (104, 504], each owing gradient_steps.
+    [(1, 1, 400), (4, 1, 100), (10, 0.3, 12), (5, -1, 400), (16, 2, 50), (1000, 7, 0)],
+)
+def test_updates_owed_are_exact_for_any_number_of_environments(
+    num_envs: int, train_freq: int, gradient_steps: float, expected: int, make_config: MakeConfig
+) -> None:
+    config = make_config(
+        algo="dqn",
+        num_envs=num_envs,
+        total_timesteps=504,
+        learning_starts=104,
+        train_freq=train_freq,
+        gradient_steps=gradient_steps,
+        batch_size=2,
+        eval_episodes=0,
+    )
+    assert updates_of(config) == expected
+
+
+def test_warm_up_is_random_and_learns_nothing(make_config: MakeConfig) -> None:
+    config = make_config(algo="dqn", learning_starts=512, total_timesteps=512)
+    assert updates_of(config) == 0
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"double": True},
+        {"dueling": True},
+        {"n_step": 3},
+        {"prioritized": True},
+        {"double": True, "dueling": True, "n_step": 3, "prioritized": True},
+    ],
+    ids=lambda s: "+".join(s),
+)
+def test_killed_and_resumed_equals_never_stopped(
+    switches: dict[str, Any], make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(
+        algo="dqn",
+        total_timesteps=3000,
+        checkpoint_interval=1000,
+        eval_interval=1000,
+        train_freq=7,
+        gradient_steps=0.9,
+        **switches,
+    )
+    whole = ExperimentManager.setup(config).train()
+    killed = run_and_kill(config, tmp_path / "killed", "step", "2000")
+    resume_training(killed)
+    assert_same_run(whole.run_dir, killed)
+
+
+def test_only_changed_chunks_are_written_and_unnamed_ones_deleted(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.data.replay_buffer._CHUNK_BYTES", 4096)
+    config = make_config(
+        algo="dqn", buffer_size=4000, total_timesteps=4000, checkpoint_interval=1000
+    )
+    result = ExperimentManager.setup(config).train()
+    files = {path.stem for path in (result.run_dir / "replay").iterdir()}
+    named = set()
+    for name in ("last", "best"):
+        state = load_checkpoint(result.run_dir / "checkpoints" / f"{name}.pt")
+        named |= set(state["training"]["extra"]["replay"]["chunks"])
+    assert files == named
+    older = result.run_dir / "checkpoints" / "step_000000003000.pt"
+    chunks = load_checkpoint(older)["training"]["extra"]["replay"]["chunks"]
+    shared = set(chunks) & files
+    assert len(shared) >= len(chunks) - 2
+    assert not any(path.suffix == ".pt" for path in (result.run_dir / "replay").iterdir())
+
+
+def test_a_checkpoint_whose_replay_is_gone_resumes_only_with_an_empty_one(
+    make_config: MakeConfig,
+) -> None:
+    config = make_config(algo="dqn", total_timesteps=3000, checkpoint_interval=1000)
+    result = ExperimentManager.setup(config).train()
+    older = result.run_dir / "checkpoints" / "step_000000002000.pt"
+    with pytest.raises(CheckpointError, match="--replay empty"):
+        ExperimentManager.resume(older)
+    trainer = ExperimentManager.resume(older, replay="empty")
+    assert trainer.train().metrics["global_step"] == 3000
+    assert trainer.resumed is not None
+    assert trainer.resumed["resume"] == "approximate"
+
+
+def test_a_damaged_chunk_is_refused(make_config: MakeConfig) -> None:
+    result = ExperimentManager.setup(make_config(algo="dqn")).train()
+    (chunk,) = (result.run_dir / "replay").iterdir()
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 4
+    chunk.write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match="damaged"):
+        ExperimentManager.resume(result.run_dir, total_timesteps=1000)
+    assert evaluate_checkpoint(result.run_dir, num_episodes=1).returns
+
+
+def test_what_it_cannot_do_is_refused_clearly(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"dqn takes Discrete actions, not box: use ppo"):
+        ExperimentManager.setup(make_config(algo="dqn", env_id="Pendulum-v1"))
+    with pytest.raises(ConfigError, match="normalize_obs"):
+        ExperimentManager.setup(make_config(algo="dqn", normalize_obs=True))
+    with pytest.raises(ConfigError, match=r"transitions x 33 bytes = .* GiB, and this machine"):
+        ExperimentManager.setup(make_config(algo="dqn", buffer_size=10**13))
+    with pytest.raises(ConfigError, match="buffer_size"):
+        make_config(algo="dqn", num_envs=8, buffer_size=4)
+
+
+def test_native_reset_rows_are_neither_counted_nor_learnt_from(make_config: MakeConfig) -> None:
+    config = make_config(algo="dqn", vectorization="native", num_envs=4, total_timesteps=2000)
+    result = train_dqn(config)
+    assert 2000 <= result.metrics["global_step"] < 2004
+
+
+def test_sampled_evaluation_is_epsilon_greedy(make_config: MakeConfig) -> None:
+    result = train_dqn(make_config(algo="dqn"), exploration_final_eps=1.0)
+    greedy = evaluate_checkpoint(result.run_dir, num_episodes=5)
+    sampled = evaluate_checkpoint(result.run_dir, num_episodes=5, deterministic=False)
+    assert sampled.returns != greedy.returns
