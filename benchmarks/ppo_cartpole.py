@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from harness import measure, measure_rounds, medians, time_training
 
 SHARED: dict[str, Any] = {
     "learning_rate": 2.5e-4,
@@ -79,40 +77,9 @@ LIMIT = {
 
 
 def run_ours(steps: int, settings: dict[str, Any], profile: bool) -> dict[str, Any]:
-    """Steps per second from the end of warm-up until `train_ppo` returns."""
-    from rl_training import TrainConfig, train_ppo
-    from rl_training.runtime.callbacks import Callback, IterationEnd
-
     warmup = max(settings["num_envs"] * 128 * 4, 20_000)
     spent = _profile() if profile else {}
-
-    class Clock(Callback):
-        begun: float | None = None
-        first_step = 0
-
-        def on_iteration(self, trainer: Any, event: IterationEnd) -> None:
-            if self.begun is None and event.step >= warmup:
-                spent.update(dict.fromkeys(spent, 0.0))
-                self.begun, self.first_step = time.perf_counter(), event.step
-
-    clock = Clock()
-    with tempfile.TemporaryDirectory() as folder:
-        config = TrainConfig(
-            total_timesteps=warmup + steps,
-            output_dir=Path(folder),
-            progress=False,
-            algo_kwargs=SHARED,
-            **settings,
-        )
-        result = train_ppo(config, callbacks=[clock])
-        if clock.begun is None:
-            raise RuntimeError("the run ended within its warm-up")
-        seconds = time.perf_counter() - clock.begun
-    done = result.metrics["global_step"] - clock.first_step
-    return {
-        "steps_per_second": done / seconds,
-        "shares": {k: v / seconds for k, v in spent.items()},
-    }
+    return time_training("ppo", steps, warmup, {**settings, "algo_kwargs": SHARED}, spent)
 
 
 def _profile() -> dict[str, float]:
@@ -193,16 +160,6 @@ def run_env(steps: int, settings: dict[str, Any]) -> dict[str, Any]:
     return {"steps_per_second": count * settings["num_envs"] / (time.perf_counter() - start)}
 
 
-def measure(name: str, profile: bool = False) -> dict[str, Any]:
-    """One contender in a process of its own."""
-    command = [sys.executable, __file__, "--child", name] + (["--profile"] if profile else [])
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def child(name: str, profile: bool) -> None:
     steps, side, settings = CONTENDERS[name]
     if side == "ours":
@@ -223,12 +180,8 @@ def main() -> None:
         child(args.child, args.profile)
         return
 
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for number in range(args.rounds):
-        for name in CONTENDERS:
-            print(f"round {number + 1}/{args.rounds}: {name}", file=sys.stderr)
-            rates[name].append(measure(name)["steps_per_second"])
-    median = {name: statistics.median(values) for name, values in rates.items()}
+    rates = measure_rounds(__file__, CONTENDERS, args.rounds)
+    median = medians(rates)
     baseline = median["Stable-Baselines3, 8 envs"]
     print(f"\nPPO on CartPole-v1, {os.cpu_count()} cores, median of {args.rounds}")
     print("Ratios are to Stable-Baselines3 with 8 environments; rows with more environments learn")
@@ -244,7 +197,7 @@ def main() -> None:
     print(f"\nevaluation, checkpoints and logging cost {1 - full / bare:.1%}")
     profiles = {}
     for name in ("ours, 8 envs: defaults (sync, eager)", "ours, 8 envs: native, compile"):
-        profiles[name] = measure(name, profile=True)["shares"]
+        profiles[name] = measure(__file__, name, "--profile")["shares"]
         print(f"where the time goes, {name}:")
         for part, share in profiles[name].items():
             print(f"  {part:24s} {share:6.1%}")

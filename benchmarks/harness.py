@@ -1,0 +1,72 @@
+"""What the benchmarks share: each measurement in a process of its own, medians over rounds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def measure(script: str, name: str, *flags: str) -> dict[str, Any]:
+    """Run ``script --child NAME``; its last line is JSON."""
+    command = [sys.executable, script, "--child", name, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measure_rounds(script: str, names: Iterable[str], rounds: int) -> dict[str, list[float]]:
+    """Steps per second of every contender, round by round, so that drift hits all alike."""
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name, measured in rates.items():
+            print(f"round {number + 1}/{rounds}: {name}", file=sys.stderr)
+            measured.append(measure(script, name)["steps_per_second"])
+    return rates
+
+
+def medians(rates: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def time_training(
+    algo: str, steps: int, warmup: int, settings: dict[str, Any], spent: dict[str, float]
+) -> dict[str, Any]:
+    """Steps per second of ours, from the end of warm-up until training returns."""
+    from rl_training import TrainConfig
+    from rl_training.experiment.manager import train_as
+    from rl_training.runtime.callbacks import Callback, IterationEnd
+
+    class Clock(Callback):
+        begun: float | None = None
+        first_step = 0
+
+        def on_iteration(self, trainer: Any, event: IterationEnd) -> None:
+            if self.begun is None and event.step >= warmup:
+                spent.update(dict.fromkeys(spent, 0.0))
+                self.begun, self.first_step = time.perf_counter(), event.step
+
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        config: TrainConfig[Any] = TrainConfig(
+            algo=algo,
+            total_timesteps=warmup + steps,
+            output_dir=Path(folder),
+            progress=False,
+            **settings,
+        )
+        result = train_as(algo, config, callbacks=[clock])
+        if clock.begun is None:
+            raise RuntimeError("the run ended within its warm-up")
+        seconds = time.perf_counter() - clock.begun
+    done = result.metrics["global_step"] - clock.first_step
+    shares = {name: value / seconds for name, value in spent.items()}
+    return {"steps_per_second": done / seconds, "shares": shares}
