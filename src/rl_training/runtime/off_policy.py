@@ -14,11 +14,9 @@ from torch import Tensor
 from rl_training.algorithms.off_policy import OffPolicyConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
-from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.replay_store import ReplayStore
-from rl_training.runtime.trainer import Setup, Trainer
+from rl_training.runtime.trainer import Setup, Trainer, make_collector
 from rl_training.types import Progress
 
 _ITERATION = 1000
@@ -30,14 +28,9 @@ class OffPolicyTrainer(Trainer):
 
     def __init__(self, setup: Setup, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__(setup, callbacks)
-        config, env = setup.config, setup.env
-        self.knobs: OffPolicyConfig = config.algo_kwargs
+        self.knobs: OffPolicyConfig = setup.config.algo_kwargs
         self.replay = self.make_replay(setup)
-        normalizer = None
-        if config.normalize_reward:
-            normalizer = RewardNormalizer(env.num_envs, self.knobs.gamma, config.clip_reward)
-        actor = setup.spec.actor(setup.algorithm, config, setup.device)
-        self.collector = Collector(env, actor, self.replay, normalizer)
+        self.collector = make_collector(setup, self.replay)
         self.learner: Any = setup.algorithm
         self._owed = Fraction(0)
         self._store = ReplayStore(setup.run_dir / "replay")

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.trainer import Setup, Trainer
+from rl_training.runtime.trainer import Setup, Trainer, make_collector
 from rl_training.types import Progress
 
 
@@ -20,15 +18,9 @@ class OnPolicyTrainer(Trainer):
 
     def __init__(self, setup: Setup, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__(setup, callbacks)
-        config, env = setup.config, setup.env
-        knobs = config.algo_kwargs
-        self.num_steps = int(knobs.num_steps)
+        self.num_steps = int(setup.config.algo_kwargs.num_steps)
         self.buffer = self.make_buffer(setup)
-        normalizer = None
-        if config.normalize_reward:
-            normalizer = RewardNormalizer(env.num_envs, knobs.gamma, config.clip_reward)
-        actor = setup.spec.actor(setup.algorithm, config, setup.device)
-        self.collector = Collector(env, actor, self.buffer, normalizer)
+        self.collector = make_collector(setup, self.buffer)
         self.learner: Any = setup.algorithm
 
     def make_buffer(self, setup: Setup) -> RolloutBuffer:

@@ -26,6 +26,7 @@ import torch
 
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.logging import MetricLogger
+from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runs import read_json, record_resume, write_json
 from rl_training.runtime.callbacks import (
     Callback,
@@ -37,6 +38,7 @@ from rl_training.runtime.callbacks import (
     ProgressCallback,
     TrainingEnd,
 )
+from rl_training.runtime.collector import Buffer, Collector
 from rl_training.runtime.device import torch_threads
 from rl_training.types import Progress
 
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.envs import EnvFn, VectorAdapter
     from rl_training.eval import EvalResult
-    from rl_training.runtime.collector import Collector
     from rl_training.runtime.spec import Algorithm, AlgorithmSpec
 
 
@@ -74,6 +75,17 @@ class Setup:
     device: torch.device
     threads: int
     run_dir: Path
+
+
+def make_collector(setup: Setup, buffer: Buffer) -> Collector:
+    """The collector of any family: its exploring actor, its storage, normalised rewards or not."""
+    config = setup.config
+    normalizer = None
+    if config.normalize_reward:
+        gamma = config.algo_kwargs.gamma
+        normalizer = RewardNormalizer(setup.env.num_envs, gamma, config.clip_reward)
+    actor = setup.spec.actor(setup.algorithm, config, setup.device)
+    return Collector(setup.env, actor, buffer, normalizer)
 
 
 class Trainer(ABC):
