@@ -188,7 +188,6 @@ class PPO:
         self.module: nn.Module = model
         self.config = config
         self.generator = generator if generator is not None else torch.Generator()
-        self.acceleration = acceleration
         # As a tensor only where a changing float would make the compiler start over.
         self._clip_coef: float | Tensor = config.clip_coef
         if acceleration == "compile":

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import random
 import signal
 import threading
 import time
@@ -40,6 +39,7 @@ from rl_training.runtime.callbacks import (
 )
 from rl_training.runtime.collector import Buffer, Collector
 from rl_training.runtime.device import torch_threads
+from rl_training.runtime.rng import global_rng_state, set_global_rng_state
 from rl_training.types import Progress
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class Trainer(ABC):
                 "actor": self.collector.actor.state_dict(),
                 "collector": self.collector.state_dict(),
                 "extra": self.extra_state(),
-                "rng": _global_rng_state(self.device),
+                "rng": global_rng_state(self.device),
                 "counters": {
                     "global_step": self.global_step,
                     "iteration": self.iteration,
@@ -344,7 +344,7 @@ class Trainer(ABC):
     def _restore_rng(self) -> None:
         # Last, since building and replaying environments may draw from the global generators.
         if self._rng is not None:
-            _set_global_rng_state(self._rng)
+            set_global_rng_state(self._rng)
 
     # -- signals -------------------------------------------------------------------------------
 
@@ -383,26 +383,3 @@ def _check_finite(metrics: Mapping[str, float], step: int) -> None:
                 f"{name} is {value} at step {step}: training diverged. A lower learning rate or"
                 " normalised observations and rewards may help; the last checkpoint is intact"
             )
-
-
-def _global_rng_state(device: torch.device) -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
-    state: dict[str, Any] = {
-        "python": [version, np.asarray(words, np.int64), gauss],
-        "numpy": [name, np.asarray(keys), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-    }
-    if device.type == "cuda":  # asking would otherwise set every GPU up
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_global_rng_state(state: Mapping[str, Any]) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy(), *rest))  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,35 @@
+"""The global random generators, saved and brought back with a run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def global_rng_state(device: torch.device) -> dict[str, Any]:
+    """What a user's environment or encoder may draw from; nothing here does."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    state: dict[str, Any] = {
+        "python": [version, np.asarray(words, np.int64), gauss],
+        "numpy": [name, np.asarray(keys), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":  # asking would otherwise set every GPU up
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_global_rng_state(state: Mapping[str, Any]) -> None:
+    """Bring a saved state back."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
