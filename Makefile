@@ -58,7 +58,7 @@ format: $(DEV) ## rewrite files the way lint wants them
 
 bench: $(BENCH) ## speed against Stable-Baselines3, in one run on this machine
 	$(BIN)/python benchmarks/ppo_cartpole.py
-	$(BIN)/python benchmarks/dqn_cartpole.py
+	$(BIN)/python benchmarks/off_policy.py
 
 clean: ## remove the environment and caches (runs/ stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -11,6 +11,7 @@ import torch
 
 import probe_envs  # noqa: F401 - registers environments
 from rl_training.config import TrainConfig
+from rl_training.experiment.registry import ALGORITHMS
 
 pytest.register_assert_rewrite("state_compare")
 
@@ -18,6 +19,24 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
     "ppo": {"num_steps": 64},
     "dqn": {"learning_starts": 64, "batch_size": 32, "train_freq": 4, "buffer_size": 300},
 }
+QUICK_KNOBS["sac"] = QUICK_KNOBS["td3"] = {**QUICK_KNOBS["dqn"], "hidden_sizes": [32, 32]}
+
+
+def takes_discrete(algo: str) -> bool:
+    """Whether an algorithm is tried on discrete actions, or on continuous ones."""
+    return "Discrete" in ALGORITHMS[algo].actions
+
+
+def any_env(algo: str) -> str:
+    """A real environment that an algorithm can be trained on."""
+    return "CartPole-v1" if takes_discrete(algo) else "Pendulum-v1"
+
+
+def probe(algo: str, name: str) -> dict[str, Any]:
+    """A probe environment that an algorithm can be trained on."""
+    kwargs = {} if takes_discrete(algo) else {"continuous": True}
+    return {"env_id": f"probe/{name}-v0", "env_kwargs": kwargs}
+
 
 MakeConfig = Callable[..., TrainConfig[Any]]
 
@@ -39,6 +58,7 @@ def make_config(tmp_path: Path) -> MakeConfig:
         algo = overrides.pop("algo", "ppo")
         base: TrainConfig[Any] = TrainConfig(
             algo=algo,
+            env_id=any_env(algo),
             total_timesteps=512,
             num_envs=2,
             seed=7,

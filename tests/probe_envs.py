@@ -12,10 +12,17 @@ Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class Probe(gym.Env[Any, Any]):
-    """Base: a one-number observation, two actions."""
+    """Base: a one-number observation, two actions, or one number whose sign is the action."""
 
     observation_space: gym.Space[Any] = spaces.Box(-2.0, 2.0, (1,), np.float32)
     action_space: gym.Space[Any] = spaces.Discrete(2)
+
+    def __init__(self, continuous: bool = False) -> None:
+        if continuous:
+            self.action_space = spaces.Box(-3.0, 3.0, (1,), np.float32)
+
+    def choice(self, action: Any) -> int:
+        return int(action[0] > 0) if isinstance(self.action_space, spaces.Box) else int(action)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -55,7 +62,7 @@ class MatchObservation(Probe):
         return np.array([2.0 * self.sign - 1.0], np.float32)
 
     def step(self, action: Any) -> Step:
-        reward = 1.0 if int(action) == self.sign else -1.0
+        reward = 1.0 if self.choice(action) == self.sign else -1.0
         return np.zeros(1, np.float32), reward, True, False, {}
 
 
@@ -113,6 +120,7 @@ class Broken(Probe):
     """Raises, hangs or emits a NaN at step ``at``."""
 
     def __init__(self, how: str = "raise", at: int = 10) -> None:
+        super().__init__()
         self.how = how
         self.at = at
         self.count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import os
@@ -164,9 +165,12 @@ def help_blocks(text: str) -> dict[str, str]:
 
 def field_docs(owner: type[Any]) -> dict[str, str]:
     """The docstrings that stand under the fields of a dataclass."""
+    docs: dict[str, str] = {}
+    for base in owner.__bases__:
+        if dataclasses.is_dataclass(base):
+            docs |= field_docs(base)
     body = ast.parse(inspect.getsource(owner)).body[0]
     assert isinstance(body, ast.ClassDef)
-    docs: dict[str, str] = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             assert isinstance(below, ast.Expr), f"{field.target.id} has no docstring"

@@ -71,10 +71,13 @@ def test_loss_by_hand() -> None:
 def test_target_by_hand(double: bool) -> None:
     dqn: Any = make(double=double)
     with torch.no_grad():
-        for parameter in dqn.target.parameters():
+        for parameter in dqn.target.module.parameters():
             parameter.add_(torch.randn_like(parameter))
     batch = batch_of()
-    online, slow = dqn.module.policy(batch["next_obs"])[0], dqn.target.q_values(batch["next_obs"])
+    online, slow = (
+        dqn.module.policy(batch["next_obs"])[0],
+        dqn.target.module.q_values(batch["next_obs"]),
+    )
     choice = int(online[0].argmax()) if double else int(slow[0].argmax())
     target = torch.tensor([1.0 + 0.9 * float(slow[0, choice]), 2.0])
     values = dqn.model.q_values(batch["obs"])
@@ -86,11 +89,11 @@ def test_masked_actions_never_make_a_target() -> None:
     dqn = make(obs=MASKED)
     x = torch.randn(2, 2)
     free = {"x": x, "action_mask": torch.ones(2, 3, dtype=torch.bool)}
-    best = dqn.target.q_values(free)[0].argmax()
+    best = dqn.target.module.q_values(free)[0].argmax()
     mask = torch.ones(2, 3, dtype=torch.bool)
     mask[0, best] = False
     mask[1] = False  # an ended episode may allow nothing
-    values = dqn.target.q_values({"x": x, "action_mask": mask})
+    values = dqn.target.module.q_values({"x": x, "action_mask": mask})
     assert int(values[0].argmax()) != int(best)
     batch = batch_of(obs=free, next_obs={"x": x, "action_mask": mask})
     losses = dqn.loss(batch)
@@ -114,12 +117,14 @@ def test_dueling_separates_state_value_and_advantage() -> None:
 def test_target_moves_at_crossings_of_its_interval(tau: float, moved: float) -> None:
     dqn = make(target_update_interval=100, tau=tau)
     buffer = replay()
-    start = [p.clone() for p in dqn.target.parameters()]
+    start = [p.clone() for p in dqn.target.module.parameters()]
     dqn.learn(buffer, 3, Progress(99, 1000))
-    assert all(torch.equal(a, b) for a, b in zip(start, dqn.target.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(start, dqn.target.module.parameters(), strict=True)
+    )
     dqn.learn(buffer, 3, Progress(101, 1000))
-    pairs = zip(start, dqn.module.parameters(), dqn.target.parameters(), strict=True)
-    for before, online, slow in pairs:
+    triples = zip(start, dqn.module.parameters(), dqn.target.module.parameters(), strict=True)
+    for before, online, slow in triples:
         assert torch.allclose(slow, before + moved * (online - before), atol=1e-7)
 
 
@@ -131,12 +136,17 @@ def test_prioritized_learning_writes_priorities_back() -> None:
     assert (buffer.ring_state()["priorities"] != before).sum() > 10
 
 
+def mean_loss(dqn: DQN, buffer: ReplayBuffer) -> float:
+    sums = dqn.learn(buffer, 20, START)
+    return float(sums[dqn.metric_names.index("loss")]) / 20
+
+
 def test_learning_fits_a_fixed_target() -> None:
     dqn = make(learning_rate=1e-2, target_update_interval=10**9)
     buffer = replay(gamma=0.0)  # the reward, which the observation holds, is all there is
-    first = float(dqn.learn(buffer, 20, START)["loss"])
+    first = mean_loss(dqn, buffer)
     dqn.learn(buffer, 1500, START)
-    assert float(dqn.learn(buffer, 20, START)["loss"]) < 0.05 * first
+    assert mean_loss(dqn, buffer) < 0.05 * first
 
 
 def test_state_survives_and_continues_alike() -> None:
@@ -154,7 +164,7 @@ def test_the_learning_rate_falls_only_where_asked() -> None:
     for anneal, rate in ((False, 1e-2), (True, 2.5e-3)):
         dqn = make(learning_rate=1e-2, anneal_lr=anneal)
         dqn.learn(replay(), 1, Progress(750, 1000))
-        assert dqn.update.learning_rate == pytest.approx(rate)
+        assert dqn.step.learning_rate == pytest.approx(rate)
 
 
 def test_epsilon_falls_in_a_line_and_stays() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import MakeConfig
+from conftest import MakeConfig, probe
 from rl_training.checkpointing import load_checkpoint, save_checkpoint, state_digest, to_storable
 from rl_training.config import TrainConfig, algo_config_type
 from rl_training.experiment import ALGORITHMS, ExperimentManager, get_spec
@@ -29,8 +29,10 @@ DICT = ObsSpec(
         "action_mask": ArraySpec((4,), "bool"),
     }
 )
+DICT_WITHOUT_MASK = ObsSpec({"a": ArraySpec((2,), "float32"), "b": ArraySpec((2, 2), "float32")})
 DISCRETE = ActionSpec("discrete", (), "int64", nvec=(4,), start=(0,))
 BOX = ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 5.0))
+MATRIX = ActionSpec("box", (2, 3), "float64", low=(-5.0,) * 6, high=(0.0,) * 6)
 MULTI_DISCRETE = ActionSpec("multi_discrete", (2,), "int64", nvec=(2, 3), start=(0, 0))
 MULTI_BINARY = ActionSpec("multi_binary", (3,), "int8")
 
@@ -43,6 +45,8 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
         (DICT, DISCRETE),
     ],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
+    "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
+    "td3": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
 }
 """What each algorithm can be built for."""
 CASES = [(algo, *specs) for algo, pairs in SPACES.items() for specs in pairs]
@@ -132,7 +136,7 @@ def test_its_weights_come_from_the_seed_alone(algo: str) -> None:
 def test_its_state_survives_a_checkpoint(
     algo: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    config = make_config(algo=algo, env_id="CartPole-v1", total_timesteps=256, eval_episodes=0)
+    config = make_config(algo=algo, total_timesteps=256, eval_episodes=0)
     trainer = ExperimentManager.setup(config)
     trainer.train()
     obs_spec, action_spec = trainer.env.obs_spec, trainer.env.action_spec
@@ -148,7 +152,7 @@ def test_its_state_survives_a_checkpoint(
     other.load_state_dict(loaded)
     assert state_digest(to_storable(other.state_dict())) == state_digest(stored)
 
-    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    obs = observations(obs_spec, 64)
     before, after = (
         get_spec(algo).eval_actor(one, CPU, None).act(obs, Progress(1, 1))[0]
         for one in (trainer.algorithm, other)
@@ -157,7 +161,7 @@ def test_its_state_survives_a_checkpoint(
 
 
 def test_it_trains_from_the_manager(algo: str, make_config: MakeConfig) -> None:
-    config = make_config(algo=algo, env_id="probe/ConstantReward-v0", total_timesteps=256)
+    config = make_config(algo=algo, total_timesteps=256, **probe(algo, "ConstantReward"))
     trainer = ExperimentManager.setup(config)
     before = state_digest(to_storable(trainer.algorithm.module.state_dict()))
     result = trainer.train()

@@ -78,10 +78,10 @@ class TrainConfig(Generic[AlgoConfig]):
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where the networks live; 'auto': an accelerator for images, the CPU (faster) for vectors."""
-    acceleration: Literal["eager", "compile"] = "eager"
-    """How updates run; 'compile' fuses loss and gradients with torch.compile."""
+    acceleration: Literal["eager", "compile", "cudagraph"] = "eager"
+    """How updates run: 'compile' fuses loss and gradients; 'cudagraph' launches all at once too."""
     torch_threads: int | None = None
-    """CPU threads of torch; unset: one for vector observations (faster there), else torch's own."""
+    """CPU threads of torch; unset: one for small networks on vectors (faster), else torch's own."""
 
     eval_interval: int = 100_000
     """Steps between evaluations; 0 leaves only the one at the end."""
@@ -134,7 +134,7 @@ class TrainConfig(Generic[AlgoConfig]):
             raise ConfigError(
                 "'wrappers' cannot be put around a native vector; use vectorization: sync or async"
             )
-        self.algo_kwargs.check_envs(self.num_envs)  # type: ignore[attr-defined]
+        self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
 
     def _typed_algo_kwargs(self) -> Any:
         wanted = algo_config_type(self.algo)

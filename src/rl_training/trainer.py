@@ -2,6 +2,8 @@
 
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.sac_trainer import train_sac
+from rl_training.runtime.td3_trainer import train_td3
 from rl_training.runtime.trainer import TrainResult
 
-__all__ = ["TrainResult", "train_dqn", "train_ppo"]
+__all__ = ["TrainResult", "train_dqn", "train_ppo", "train_sac", "train_td3"]

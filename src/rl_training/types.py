@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,20 @@ Obs: TypeAlias = Array | dict[str, Array]
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation that marks the legal actions; split off before the encoders."""
+
+
+class Run(Protocol):
+    """What an algorithm's knobs are checked against."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments stepped side by side."""
+        ...
+
+    @property
+    def normalize_obs(self) -> bool:
+        """Whether observations are standardised by running statistics."""
+        ...
 
 
 class Progress(NamedTuple):
@@ -128,6 +142,15 @@ class ActionSpec:
     def size(self) -> int:
         """Number of components of an action."""
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def described(self) -> str:
+        """What a user calls this kind of space; a Box that is open anywhere is unbounded."""
+        if self.kind == "box":
+            bounded = np.isfinite(self.low).all() and np.isfinite(self.high).all()
+            return "bounded Box" if bounded else "unbounded Box"
+        names = {"discrete": "Discrete", "multi_discrete": "MultiDiscrete"}
+        return names.get(self.kind, "MultiBinary")
 
     @property
     def policy_dtype(self) -> str:

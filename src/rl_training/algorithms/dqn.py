@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from rl_training.algorithms.gradient_step import Acceleration, GradientStep
-from rl_training.algorithms.off_policy import OffPolicyConfig
+from rl_training.algorithms.acceleration import Acceleration
+from rl_training.algorithms.gradient_step import GradientStep, Target
+from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner
 from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
-from rl_training.tree import tree_map
 from rl_training.types import Progress
 
 
@@ -56,10 +55,6 @@ class DQNConfig(OffPolicyConfig):
     """Correction for priorities at the start; annealed to 1 over the run."""
     hidden_sizes: tuple[int, ...] = (120, 84)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "relu"
-    """Activation between layers."""
-    encoder: str | None = None
-    """A 'module:Class' taking the ObsSpec, with an output_size: replaces the flattening."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,8 +65,6 @@ class DQNConfig(OffPolicyConfig):
         shares = ("exploration_initial_eps", "exploration_final_eps", "priority_alpha")
         for name in (*shares, "priority_beta"):
             self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
-        for width in self.hidden_sizes:
-            self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
     def prioritization(self) -> Prioritization | None:
         """How replay is prioritised, if at all."""
@@ -111,7 +104,7 @@ class QNetwork(Protocol):
         ...
 
 
-class DQN:
+class DQN(ReplayLearner):
     """The network, its target, and what one call of `learn` does with replay."""
 
     def __init__(
@@ -122,47 +115,42 @@ class DQN:
         generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
     ) -> None:
+        super().__init__(model, config, generator=generator, acceleration=acceleration)
         self.model: QNetwork = model
-        self.module: nn.Module = model
-        self.target: Any = copy.deepcopy(model).requires_grad_(False)
         self.config = config
-        self.generator = generator if generator is not None else torch.Generator()
-        self._device = next(self.module.parameters()).device
-        self._target_moved_at = 0
-        self.update = GradientStep(
-            self.module,
+        self.target: Target[Any] = Target(model)
+        self.step = GradientStep(
+            model,
             self.loss,
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
-            adam_eps=1e-8,
             acceleration=acceleration,
         )
-        """One gradient step on a batch: the unit that is compiled."""
+        self._target_moved_at = 0
 
-    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> dict[str, Tensor]:
-        """Take ``updates`` gradient steps; means of their metrics, not yet transferred."""
-        beta = self.config.priority_beta + progress.fraction * (1 - self.config.priority_beta)
+    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> Tensor:
+        """Take ``updates`` steps; the target network moves where its interval was crossed."""
         if self.config.anneal_lr:
-            self.update.learning_rate = self.config.learning_rate * (1 - progress.fraction)
-        rows = []
-        for _ in range(updates):
-            batch = replay.sample(self.config.batch_size, self.generator, beta=beta)
-            cells = batch.pop("cells")
-            metrics = self.update(self._on_device(batch))
-            errors = metrics.pop("td_errors")
-            if self.config.prioritized:
-                replay.update_priorities(cells, errors)
-            rows.append(metrics)
+            self.step.learning_rate = self.config.learning_rate * (1 - progress.fraction)
+        sums = super().learn(replay, updates, progress)
         interval = self.config.target_update_interval
         if progress.step // interval > self._target_moved_at // interval:
-            self._move_target()
+            self.target.follow(self.step.flat, self.config.tau)
         self._target_moved_at = progress.step
-        return {name: torch.stack([row[name] for row in rows]).mean() for name in rows[0]}
+        return sums
 
-    def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._device.type == "cpu":
-            return batch
-        return {k: tree_map(lambda leaf: leaf.to(self._device), v) for k, v in batch.items()}
+    def update(self, batch: Mapping[str, Any], *, due: bool = False) -> dict[str, Tensor]:
+        """One gradient step."""
+        del due
+        return self.step(batch)
+
+    def _beta(self, progress: Progress) -> float:
+        first = self.config.priority_beta
+        return first + progress.fraction * (1 - first)
+
+    def sync_targets(self) -> None:
+        """Copy the network."""
+        self.target.follow(self.step.flat, 1.0)
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """`dqn_loss` of the current networks on stored data.
@@ -171,7 +159,7 @@ class DQN:
         argmax_a Q(next_obs, a).
         """
         with torch.no_grad():
-            following = self.target.q_values(batch["next_obs"])
+            following = self.target.module.q_values(batch["next_obs"])
             if self.config.double:
                 choice = self.model.q_values(batch["next_obs"]).argmax(-1, keepdim=True)
                 best = following.gather(-1, choice).squeeze(-1)
@@ -185,25 +173,18 @@ class DQN:
         chosen = values.gather(-1, batch["actions"].unsqueeze(-1)).squeeze(-1)
         return dqn_loss({"q_values": chosen, "targets": targets, "weights": batch["weights"]})
 
-    @torch.no_grad()
-    def _move_target(self) -> None:
-        for slow, fast in zip(self.target.parameters(), self.module.parameters(), strict=True):
-            slow.lerp_(fast, self.config.tau)
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive."""
         return {
-            "model": self.module.state_dict(),
-            "target": self.target.state_dict(),
-            "optimizer": self.update.optimizer.state_dict(),
-            "replay_rng": self.generator.get_state(),
+            **super().state_dict(),
+            "target": self.target.module.state_dict(),
+            "optimizer": self.step.state_dict(),
             "target_moved_at": self._target_moved_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring a saved state back."""
-        self.module.load_state_dict(state["model"])
-        self.target.load_state_dict(state["target"])
-        self.update.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["replay_rng"])
+        super().load_state_dict(state)
+        self.target.module.load_state_dict(state["target"])
+        self.step.load_state_dict(state["optimizer"])
         self._target_moved_at = int(state["target_moved_at"])

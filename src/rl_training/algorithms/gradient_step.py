@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, cast
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
-Acceleration = Literal["eager", "compile"]
-Function = TypeVar("Function", bound=Callable[..., Any])
+from rl_training.algorithms.acceleration import Acceleration, accelerate
+
 LossFn = Callable[[Mapping[str, Any]], dict[str, Tensor]]
 
 
@@ -28,39 +31,126 @@ class GradientStep:
         loss: LossFn,
         *,
         learning_rate: float,
-        max_grad_norm: float,
-        adam_eps: float = 1e-5,
+        max_grad_norm: float | None = None,
+        adam_eps: float = 1e-8,
         acceleration: Acceleration = "eager",
     ) -> None:
-        self.flat = _flatten(module)
-        self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=adam_eps, fused=True)
+        self.flat = flatten(trainable(module))
+        device = self.flat.device
+        self.moments = {
+            "step": torch.zeros((), device=device),
+            "exp_avg": torch.zeros_like(self.flat),
+            "exp_avg_sq": torch.zeros_like(self.flat),
+        }
+        self._eps = adam_eps
+        self._rate: float | Tensor = learning_rate
+        self._adam: Callable[..., None] = _adam_kernel
+        if acceleration != "eager" and device.type == "cuda":
+            # torch's fused kernel spreads one tensor over few of a GPU's processors. Compiled code
+            # reads the step size from a tensor, so that it can change between calls.
+            self._rate = torch.tensor(learning_rate, device=device)
+            self._adam = accelerate(_adam_formula, acceleration)
         self._gradient = gradient_function(module, loss, max_grad_norm, acceleration)
 
     @property
     def learning_rate(self) -> float:
         """Adam's step size."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self._rate)
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
+        if isinstance(self._rate, Tensor):
+            self._rate.fill_(value)
+        else:
+            self._rate = value
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Backward, clip, step."""
-        self.flat.grad, metrics = self._gradient(batch)
-        self.optimizer.step()
+        gradient, metrics = self._gradient(batch)
+        self._adam(self.flat, gradient, **self.moments, rate=self._rate, eps=self._eps)
         return metrics
 
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's moments and the step size; nothing that depends on the device or the mode."""
+        return {**self.moments, "learning_rate": self.learning_rate}
 
-def clip_norm(gradient: Tensor, max_norm: float) -> Tensor:
-    """Scale a gradient down to at most ``max_norm``."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring them back, in place."""
+        for name, tensor in self.moments.items():
+            tensor.copy_(state[name])
+        self.learning_rate = state["learning_rate"]
+
+
+_BETA1, _BETA2 = 0.9, 0.999
+
+
+@torch.no_grad()
+def _adam_kernel(
+    flat: Tensor,
+    gradient: Tensor,
+    step: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    rate: float | Tensor,
+    eps: float,
+) -> None:
+    # As a function: for one tensor the optimizer object costs more than its arithmetic.
+    adam(
+        [flat],
+        [gradient],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [step],
+        fused=True,
+        amsgrad=False,
+        beta1=_BETA1,
+        beta2=_BETA2,
+        lr=rate,
+        weight_decay=0.0,
+        eps=eps,
+        maximize=False,
+    )
+
+
+@torch.no_grad()
+def _adam_formula(
+    flat: Tensor,
+    gradient: Tensor,
+    step: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    rate: Tensor,
+    eps: float,
+) -> None:
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980), to be compiled into one kernel."""
+    step += 1
+    exp_avg.lerp_(gradient, 1 - _BETA1)
+    exp_avg_sq.lerp_(gradient.square(), 1 - _BETA2)
+    # 1 - beta^step, without losing digits while that is small.
+    correction1 = -torch.expm1(step * math.log(_BETA1))
+    correction2 = -torch.expm1(step * math.log(_BETA2))
+    flat.sub_(rate / correction1 * exp_avg / ((exp_avg_sq / correction2).sqrt() + eps))
+
+
+def clip_norm(gradient: Tensor, max_norm: float | None) -> Tensor:
+    """Scale a gradient down to at most ``max_norm``, if there is one."""
+    if max_norm is None:
+        return gradient
     norm = torch.linalg.vector_norm(gradient)
     scale: Tensor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return gradient * scale
 
 
-def _flatten(module: nn.Module) -> Tensor:
-    parameters = [p for p in module.parameters() if p.requires_grad]
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are learnt; a user's encoder may hold frozen ones."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Lay parameters into one tensor, of which they become views."""
     flat = torch.cat([p.detach().reshape(-1) for p in parameters])
     offset = 0
     for parameter in parameters:
@@ -69,24 +159,36 @@ def _flatten(module: nn.Module) -> Tensor:
     return flat
 
 
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class Target(Generic[Network]):
+    """A slow copy of a module: theta' <- theta' + tau (theta - theta')."""
+
+    def __init__(self, module: Network) -> None:
+        self.module = copy.deepcopy(module)
+        self._flat = flatten(trainable(self.module))
+        self.module.requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self, flat: Tensor, tau: float) -> None:
+        """Move towards the parameters that a `GradientStep` laid out; 1 copies them."""
+        self._flat.lerp_(flat, tau)
+
+
 GradientFn = Callable[[Mapping[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
 
-def accelerate(function: Function, mode: Acceleration) -> Function:
-    """Compile a function of tensors (never a module), or leave it as it is."""
-    return function if mode == "eager" else cast("Function", torch.compile(function, dynamic=False))
-
-
 def gradient_function(
-    module: nn.Module, loss: LossFn, max_norm: float, mode: Acceleration
+    module: nn.Module, loss: LossFn, max_norm: float | None, mode: Acceleration
 ) -> GradientFn:
     """A function from a batch to the flat, clipped gradient and the metrics."""
     make = _eager if mode == "eager" else _compiled
     return make(module, loss, max_norm)
 
 
-def _eager(module: nn.Module, loss: LossFn, max_norm: float) -> GradientFn:
-    parameters = [p for p in module.parameters() if p.requires_grad]
+def _eager(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
+    parameters = trainable(module)
 
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         metrics = loss(batch)
@@ -112,7 +214,7 @@ class _LossModule(nn.Module):
         return metrics["loss"], metrics
 
 
-def _compiled(module: nn.Module, loss: LossFn, max_norm: float) -> GradientFn:
+def _compiled(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
     # One function from parameters to the gradient: forward, loss, backward and clipping become
     # one graph. Compiling the loss alone keeps autograd's own overhead and gains nothing on
     # small networks.
@@ -132,4 +234,11 @@ def _compiled(module: nn.Module, loss: LossFn, max_norm: float) -> GradientFn:
         return clip_norm(flat, max_norm), metrics
 
     compiled = accelerate(whole, "compile")
-    return lambda batch: compiled(parameters, batch)
+
+    # Without no_grad other modules the loss reads (a critic under an actor's loss) would have
+    # their gradients prepared too; `grad_and_value` makes its own all the same.
+    @torch.no_grad()
+    def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        return compiled(parameters, batch)
+
+    return gradient

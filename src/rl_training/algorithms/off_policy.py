@@ -1,12 +1,23 @@
-"""Knobs that every off-policy algorithm shares."""
+"""What every off-policy algorithm shares: its knobs, and learning from replay batch by batch."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
 
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from rl_training.algorithms.acceleration import Acceleration, graphed
 from rl_training.coerce import check_types, require
-from rl_training.data.replay_buffer import Prioritization
+from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
+from rl_training.errors import ConfigError
+from rl_training.types import Progress, Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +40,14 @@ class OffPolicyConfig:
     """Discount factor."""
     n_step: int = 1
     """Steps of reward summed before the value of what follows."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Widths of the hidden layers of every network."""
+    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "relu"
+    """Activation between layers."""
+    encoder: str | None = None
+    """A 'module:Class' taking the ObsSpec, with an output_size: replaces the flattening."""
+    replay_device: Literal["cpu", "accelerator"] = "cpu"
+    """'accelerator' keeps a copy of the replay beside the networks and draws batches there."""
 
     def __post_init__(self) -> None:
         check_types(self, "algo_kwargs")
@@ -40,19 +59,129 @@ class OffPolicyConfig:
         self._require(finite_rate, "learning_rate", "above 0 and finite")
         steps = self.gradient_steps
         self._require(steps == -1 or 0 < steps < math.inf, "gradient_steps", "above 0, or -1")
+        for width in self.hidden_sizes:
+            self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
     def _require(self, condition: bool, name: str, rule: str) -> None:
         require(condition, f"algo_kwargs.{name}", rule, getattr(self, name))
 
-    def check_envs(self, num_envs: int) -> None:
-        """Refuse knobs that do not fit the number of environments."""
-        require(
-            self.buffer_size >= num_envs,
-            "algo_kwargs.buffer_size",
-            f"at least num_envs = {num_envs}",
-            self.buffer_size,
+    def check_run(self, run: Run) -> None:
+        """Refuse knobs that do not fit the rest of a config, and the reverse."""
+        self._require(
+            self.buffer_size >= run.num_envs, "buffer_size", f"at least num_envs = {run.num_envs}"
         )
+        if run.normalize_obs:
+            raise ConfigError(
+                "'normalize_obs' does not go with replay, which would mix scales: use a wrapper"
+                " with fixed ones"
+            )
 
     def prioritization(self) -> Prioritization | None:
         """How replay is prioritised, if at all."""
         return None
+
+
+def ensemble_td_loss(q_values: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared TD error of each critic, halved, summed: ``q_values`` is (critics, batch).
+
+    loss = sum_i mean( (q_i - target)^2 ) / 2
+    """
+    return 0.5 * (q_values - targets).square().mean(-1).sum()
+
+
+class ReplayLearner(ABC):
+    """Draws batches from a replay and runs ``update`` on each, the unit that is graphed.
+
+    ``update`` gets a batch with the ``noise`` it needs, changes parameters in place and returns
+    metrics. Some of its work may be due only every so many updates: ``due`` says whether it is.
+    """
+
+    noise_shape: tuple[int, ...] | None = None
+    """Shape of the normal noise one update takes; None: it takes none."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OffPolicyConfig,
+        *,
+        generator: torch.Generator | None,
+        acceleration: Acceleration,
+    ) -> None:
+        self.module = module
+        self.generator = generator if generator is not None else torch.Generator()
+        self.num_updates = 0
+        self.metric_names: tuple[str, ...] = ()
+        """What the numbers are that `learn` returns; known after its first update."""
+        self._batch_size = config.batch_size
+        self._prioritized = config.prioritization() is not None
+        self._device = next(module.parameters()).device
+        # A graph takes its inputs from the host by itself.
+        self._moves_batches = self._device.type != "cpu" and acceleration != "cudagraph"
+        self._run = {
+            due: graphed(functools.partial(self._update, due), acceleration, self._device)
+            for due in (False, True)
+        }
+
+    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> Tensor:
+        """Take ``updates`` steps; the sums of their metrics, not transferred from the device."""
+        beta = self._beta(progress)
+        sums: Tensor | None = None
+        for _ in range(updates):
+            batch = replay.sample(self._batch_size, self.generator, beta=beta)
+            cells = batch.pop("cells")
+            if self.noise_shape is not None:
+                batch["noise"] = torch.randn(self.noise_shape, generator=self.generator)
+            if self._moves_batches:
+                batch = pytree.tree_map(lambda leaf: leaf.to(self._device), batch)
+            self.num_updates += 1
+            metrics, td_errors = self._run[self._is_due()](batch)
+            if td_errors is not None and self._prioritized:
+                replay.update_priorities(cells, td_errors)
+            sums = metrics if sums is None else sums + metrics
+        if sums is None:
+            raise ValueError("at least one update must be asked for")
+        return sums
+
+    def _update(self, due: bool, batch: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        metrics = self.update(batch, due=due)
+        td_errors = metrics.pop("td_errors", None)
+        self.metric_names = tuple(metrics)
+        return torch.stack(list(metrics.values())), td_errors
+
+    @abstractmethod
+    def update(self, batch: Mapping[str, Any], *, due: bool) -> dict[str, Tensor]:
+        """One update: metrics, and ``td_errors`` per row where priorities need them."""
+
+    def _is_due(self) -> bool:
+        """Whether this update includes what is not part of every one."""
+        return False
+
+    def _beta(self, progress: Progress) -> float:
+        """How much of the bias of prioritised sampling is corrected."""
+        del progress
+        return 1.0
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Start from other weights: targets follow at once."""
+        self.module.load_state_dict(weights)
+        self.sync_targets()
+
+    @abstractmethod
+    def sync_targets(self) -> None:
+        """Make the target networks equal to the networks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive."""
+        return {
+            "model": self.module.state_dict(),
+            "replay_rng": self.generator.get_state(),
+            "num_updates": self.num_updates,
+            "metric_names": list(self.metric_names),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring a saved state back."""
+        self.module.load_state_dict(state["model"])
+        self.generator.set_state(state["replay_rng"])
+        self.num_updates = int(state["num_updates"])
+        self.metric_names = tuple(state["metric_names"])

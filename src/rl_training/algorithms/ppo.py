@@ -10,11 +10,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.gradient_step import Acceleration, GradientStep, accelerate
+from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed
+from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.coerce import check_types, require
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import Evaluation
-from rl_training.types import Progress
+from rl_training.types import Progress, Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,9 @@ class PPOConfig:
     def _require(self, condition: bool, name: str, rule: str) -> None:
         require(condition, f"algo_kwargs.{name}", rule, getattr(self, name))
 
-    def check_envs(self, num_envs: int) -> None:
+    def check_run(self, run: Run) -> None:
         """Refuse knobs that do not fit the number of environments."""
+        num_envs = run.num_envs
         rows = num_envs * self.num_steps
         require(
             rows % self.num_minibatches == 0,
@@ -189,18 +191,20 @@ class PPO:
         self.config = config
         self.generator = generator if generator is not None else torch.Generator()
         # As a tensor only where a changing float would make the compiler start over.
+        device = next(self.module.parameters()).device
         self._clip_coef: float | Tensor = config.clip_coef
-        if acceleration == "compile":
-            device = next(self.module.parameters()).device
+        if acceleration != "eager":
             self._clip_coef = torch.tensor(config.clip_coef, device=device)
-        self.update = GradientStep(
+        self.step = GradientStep(
             self.module,
             self.loss,
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
+            adam_eps=1e-5,
             acceleration=acceleration,
         )
-        """One gradient step on a minibatch: the unit that is compiled."""
+        self.update = graphed(self.step.__call__, acceleration, device)
+        """One gradient step on a minibatch: the unit that is compiled or graphed."""
         self._evaluate = accelerate(self.model.evaluate, acceleration)
 
     def learn(self, rollout: RolloutBuffer, progress: Progress) -> dict[str, float]:
@@ -222,7 +226,7 @@ class PPO:
         metrics = {f"losses/{name}": _mean(updates, name) for name in updates[0]}
         metrics["losses/explained_variance"] = explained_variance(batch)
         metrics["losses/epochs"] = float(epochs)
-        metrics["losses/learning_rate"] = self.update.learning_rate
+        metrics["losses/learning_rate"] = self.step.learning_rate
         return metrics
 
     @torch.no_grad()
@@ -269,7 +273,7 @@ class PPO:
     def _anneal(self, progress: Progress) -> None:
         left = 1.0 - progress.fraction
         if self.config.anneal_lr:
-            self.update.learning_rate = self.config.learning_rate * left
+            self.step.learning_rate = self.config.learning_rate * left
         if self.config.anneal_clip:
             # A clip of exactly 0 would make every gradient zero but for the value's.
             clip = max(self.config.clip_coef * left, 1e-6)
@@ -278,18 +282,22 @@ class PPO:
             else:
                 self._clip_coef = clip
 
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Start from other weights."""
+        self.module.load_state_dict(weights)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive; schedules are functions of progress and need nothing."""
         return {
             "model": self.module.state_dict(),
-            "optimizer": self.update.optimizer.state_dict(),
+            "optimizer": self.step.state_dict(),
             "minibatch_rng": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring a saved state back."""
         self.module.load_state_dict(state["model"])
-        self.update.optimizer.load_state_dict(state["optimizer"])
+        self.step.load_state_dict(state["optimizer"])
         self.generator.set_state(state["minibatch_rng"])
 
 

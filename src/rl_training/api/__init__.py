@@ -1,3 +1,3 @@
-from rl_training.api.algorithms import DQN, PPO, ManagedAlgorithm
+from rl_training.api.algorithms import DQN, PPO, SAC, TD3, ManagedAlgorithm
 
-__all__ = ["DQN", "PPO", "ManagedAlgorithm"]
+__all__ = ["DQN", "PPO", "SAC", "TD3", "ManagedAlgorithm"]

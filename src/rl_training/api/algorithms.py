@@ -155,3 +155,15 @@ class DQN(ManagedAlgorithm):
     """Deep Q-learning: ``DQN(TrainConfig(algo="dqn", env_id="CartPole-v1")).learn()``."""
 
     algo = "dqn"
+
+
+class SAC(ManagedAlgorithm):
+    """Soft actor-critic: ``SAC(TrainConfig(algo="sac", env_id="Pendulum-v1")).learn()``."""
+
+    algo = "sac"
+
+
+class TD3(ManagedAlgorithm):
+    """Twin delayed DDPG: ``TD3(TrainConfig(algo="td3", env_id="Pendulum-v1")).learn()``."""
+
+    algo = "td3"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.device_copy import DeviceCopy
 from rl_training.data.sum_tree import SumTree
 from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.tree import tree_leaves, tree_map
@@ -48,6 +49,7 @@ class ReplayBuffer:
         n_step: int = 1,
         gamma: float = 0.99,
         prioritization: Prioritization | None = None,
+        device: torch.device | None = None,
     ) -> None:
         if capacity < num_envs:
             raise ConfigError(f"a replay of {capacity} transitions cannot hold {num_envs} envs")
@@ -75,11 +77,13 @@ class ReplayBuffer:
         self._free = list(range(_FIRST_FINALS - 1, -1, -1))
         self._head = 0
         self._filled = 0
+        self._all_valid = True
         self._prioritization = prioritization
         self._tree = SumTree(self._ring * num_envs) if prioritization is not None else None
         self._max_priority = 1.0
         row_bytes = num_envs * self.bytes_per_transition(obs_spec, action_spec)
         self._chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
+        self._copy = DeviceCopy(device) if device is not None else None
         self.changed_chunks: set[int] = set()
         """Chunks written to since whoever saves them cleared this."""
 
@@ -93,6 +97,11 @@ class ReplayBuffer:
         obs = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in obs_spec.leaves.values())
         action = action_spec.size * np.dtype(action_spec.policy_dtype).itemsize
         return obs + action + 4 + 1 + 4
+
+    @staticmethod
+    def copied_bytes_per_transition(obs_spec: ObsSpec, action_spec: ActionSpec) -> int:
+        """What one costs again on an accelerator: its observation and its action."""
+        return ReplayBuffer.bytes_per_transition(obs_spec, action_spec) - 9
 
     @property
     def nbytes(self) -> int:
@@ -113,6 +122,7 @@ class ReplayBuffer:
         self._rewards[t] = step.reward
         ended = step.terminated | step.truncated
         self._flags[t] = _TERMINATED * step.terminated + _ENDED * ended + _VALID * step.valid
+        self._all_valid = self._all_valid and bool(step.valid.all())
         self._head = (t + 1) % self._ring
         self._filled = min(self._filled + 1, self.rows)
         self._forget(self._head)
@@ -120,6 +130,8 @@ class ReplayBuffer:
             for env in np.flatnonzero(ended):
                 self._keep_final(t, int(env), step.final_obs, source=int(env))
         self._write_obs(self._head, step.obs)
+        if self._copy is not None:
+            self._copy.note_row()
         self.changed_chunks.update((t // self._chunk_rows, self._head // self._chunk_rows))
         if self._tree is not None:
             cells = np.arange(self.num_envs)
@@ -148,6 +160,8 @@ class ReplayBuffer:
             self._free = list(range(2 * size - 1, size - 1, -1))
         row = self._free.pop()
         self._final_row[t, env] = row
+        if self._copy is not None:
+            self._copy.note_final(row)
         if isinstance(final_obs, dict):
             for key, leaf in final_obs.items():
                 self._final_obs[key][row] = leaf[source]
@@ -170,8 +184,7 @@ class ReplayBuffer:
         With prioritisation ``weights`` corrects for it (largest 1) by the exponent ``beta``.
         """
         cells, weights = self._draw(batch_size, generator, beta)
-        t, env = np.divmod(cells, self.num_envs)
-        batch = self._gather(t, env)
+        batch = self._gather(cells)
         batch["cells"] = cells
         batch["weights"] = torch.from_numpy(weights)
         return batch
@@ -193,55 +206,66 @@ class ReplayBuffer:
     def _draw_uniform(self, batch_size: int, generator: torch.Generator) -> Array:
         if not self._filled:
             raise ValueError("the replay buffer holds nothing to sample")
-        oldest = (self._head - self._filled) % self._ring
-        cells = np.empty(0, np.int64)
-        while len(cells) < batch_size:  # more than once only where reset-only rows were drawn
-            wanted = batch_size - len(cells)
-            drawn = torch.randint(len(self), (wanted,), generator=generator).numpy()
-            t, env = np.divmod(drawn, self.num_envs)
-            t = (oldest + t) % self._ring
-            kept = self._flags[t, env] & _VALID > 0
-            cells = np.concatenate((cells, (t * self.num_envs + env)[kept]))
-            if not len(cells) and not (self._flags & _VALID).any():
-                raise ValueError("the replay buffer holds nothing to sample")
-        return cells
+        oldest = (self._head - self._filled) * self.num_envs
+        cells = self._draw_cells(batch_size, oldest, generator)
+        if self._all_valid:
+            return cells
+        flags = self._flags.reshape(-1)
+        kept = cells[flags[cells] & _VALID > 0]
+        if not len(kept) and not (flags & _VALID).any():
+            raise ValueError("the replay buffer holds nothing to sample")
+        while len(kept) < batch_size:
+            more = self._draw_cells(batch_size - len(kept), oldest, generator)
+            kept = np.concatenate((kept, more[flags[more] & _VALID > 0]))
+        return kept
 
-    def _gather(self, t: Array, env: Array) -> dict[str, Any]:
-        returns = np.zeros(len(t), np.float32)
-        discount = np.ones(len(t), np.float32)
-        last = t.copy()
-        going_on = np.ones(len(t), bool)
-        for k in range(self.n_step):
-            if k:
-                ended = self._flags[last, env] & _ENDED > 0
-                following = (last + 1) % self._ring
-                going_on = going_on & ~ended & (following != self._head)
-                last = np.where(going_on, following, last)
-            returns += np.where(going_on, discount * self._rewards[last, env], 0)
-            discount = np.where(going_on, discount * np.float32(self.gamma), discount)
-        terminated = self._flags[last, env] & _TERMINATED > 0
-        discount = np.where(terminated, np.float32(0), discount)
+    def _draw_cells(self, count: int, oldest: int, generator: torch.Generator) -> Array:
+        drawn: Array = torch.randint(len(self), (count,), generator=generator).numpy()
+        return (oldest + drawn) % (self._ring * self.num_envs)
+
+    def _gather(self, cells: Array) -> dict[str, Any]:
+        rewards, flags = self._rewards.reshape(-1), self._flags.reshape(-1)
+        total = len(rewards)
+        last = cells
+        returns = rewards.take(cells)
+        discounts = np.full(len(cells), self.gamma, np.float32)
+        going_on = np.ones(len(cells), bool)
+        for _ in range(1, self.n_step):
+            following = (last + self.num_envs) % total
+            at_newest = following // self.num_envs == self._head
+            going_on = going_on & (flags.take(last) & _ENDED == 0) & ~at_newest
+            last = np.where(going_on, following, last)
+            returns = returns + np.where(going_on, discounts * rewards.take(last), 0)
+            discounts = np.where(going_on, discounts * np.float32(self.gamma), discounts)
+        discounts[flags.take(last) & _TERMINATED > 0] = 0.0
+        finals = self._final_row.reshape(-1).take(last)
         return {
-            "obs": self._tensors(tree_map(lambda leaf: leaf[t, env], self._obs)),
-            "actions": torch.from_numpy(self._actions[t, env]),
+            **self._take(cells, (last + self.num_envs) % total, finals),
             "rewards": torch.from_numpy(returns),
-            "next_obs": self._tensors(self._successors(last, env)),
-            "discounts": torch.from_numpy(discount),
+            "discounts": torch.from_numpy(discounts),
         }
 
-    def _successors(self, t: Array, env: Array) -> Any:
-        following = tree_map(lambda leaf: leaf[(t + 1) % self._ring, env], self._obs)
-        rows = self._final_row[t, env]
-        ended = rows >= 0
-        if ended.any():
-            pairs = zip(tree_leaves(following), tree_leaves(self._final_obs), strict=True)
-            for leaf, pool in pairs:
-                leaf[ended] = pool[rows[ended]]
-        return following
+    def _take(self, cells: Array, next_cells: Array, finals: Array) -> dict[str, Any]:
+        """Observations, actions and true successors: final ones where ``finals`` names them."""
+        if self._copy is not None:
+            self._copy.sync(self._obs, self._actions, self._final_obs, self._head)
+            return self._copy.take(cells, next_cells, finals)
 
-    @staticmethod
-    def _tensors(obs: Any) -> Any:
-        return tree_map(torch.from_numpy, obs)
+        def rows(grid: Array, index: Array) -> Array:
+            taken: Array = grid.reshape(-1, *grid.shape[2:]).take(index, axis=0)
+            return taken
+
+        next_obs = tree_map(lambda grid: rows(grid, next_cells), self._obs)
+        ended = finals >= 0
+        if ended.any():
+            pairs = zip(tree_leaves(next_obs), tree_leaves(self._final_obs), strict=True)
+            for leaf, pool in pairs:
+                leaf[ended] = pool[finals[ended]]
+        return {
+            "obs": tree_map(lambda grid: torch.from_numpy(rows(grid, cells)), self._obs),
+            "actions": torch.from_numpy(rows(self._actions, cells)),
+            "next_obs": tree_map(torch.from_numpy, next_obs),
+        }
 
     def update_priorities(self, cells: Array, errors: Tensor) -> None:
         """Set the priorities of sampled transitions from their TD errors."""
@@ -300,6 +324,7 @@ class ReplayBuffer:
         restore(self._actions, state["actions"])
         restore(self._rewards, state["rewards"])
         restore(self._flags, state["flags"])
+        self._all_valid = False
         finals = tree_map(_own_array, state["final_obs"])
         places = np.argwhere(_own_array(state["has_final"]))
         for i, (t, env) in enumerate(places):
@@ -329,6 +354,8 @@ class ReplayBuffer:
             )
         self._head, self._filled = (int(x) for x in state["position"])
         self._max_priority = float(state["max_priority"])
+        if self._copy is not None:
+            self._copy.forget()
         self._final_row[:] = -1
         self._free = list(range(len(tree_leaves(self._final_obs)[0]) - 1, -1, -1))
         if self._tree is not None:

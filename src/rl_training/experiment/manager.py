@@ -16,7 +16,7 @@ from rl_training.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.registry import get_spec
+from rl_training.experiment.registry import check_actions, get_spec
 from rl_training.runs import (
     describe_run,
     make_run_dir,
@@ -183,6 +183,7 @@ def build_algorithm(
     threads: int = 1,
 ) -> Any:
     """Networks and optimizers at their seeded start; training, eval and predict all use this."""
+    check_actions(config.algo, action_spec.described)
     devices = [device] if device.type == "cuda" else []
     with torch_threads(threads), torch.random.fork_rng(devices=devices):
         torch.manual_seed(stream_seed(config.seed, "parameters"))
@@ -195,7 +196,7 @@ def load_weights(algorithm: Any, checkpoint: Path, env: VectorAdapter) -> None:
     state = load_state(path)
     _check_spaces(state, env)
     try:
-        algorithm.module.load_state_dict(state["algorithm"]["model"])
+        algorithm.load_weights(state["algorithm"]["model"])
     except (RuntimeError, KeyError) as error:
         detail = " ".join(str(error).split())
         raise CheckpointError(f"init_from: the weights of {path} do not fit: {detail}") from None

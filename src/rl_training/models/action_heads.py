@@ -39,12 +39,6 @@ class ActionHead(Protocol):
         """The most likely action."""
         ...
 
-    def logprob_entropy(
-        self, params: Tensor, actions: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability of ``actions`` and the entropy, one number per row."""
-        ...
-
     def numpy_choice(self) -> NumpyChoice | None:
         """`sample` (or, without noise, `mode`) in NumPy; None where it is not worth it."""
         ...
@@ -196,6 +190,96 @@ class BernoulliHead(nn.Module):
 
     def numpy_choice(self) -> NumpyChoice | None:
         return None
+
+
+class SquashedGaussianHead(nn.Module):
+    """Box within bounds: tanh of a Gaussian whose mean and deviation depend on the state."""
+
+    _LOG_STD = (-20.0, 2.0)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.param_size = 2 * math.prod(shape)
+        self.noise_shape = shape
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(
+            (*shape, *self.noise_shape), generator=generator, device=generator.device
+        )
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        mean, log_std = self._split(params)
+        return torch.tanh(mean + log_std.exp() * noise)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        return torch.tanh(self._split(params)[0])
+
+    def sample_logprob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions and their log-probabilities, one per row.
+
+        With u = mean + std noise and a = tanh(u):
+
+            log p(a) = sum( log N(u; mean, std) - log(1 - a^2) )
+            log(1 - tanh(u)^2) = 2 ( log 2 - u - softplus(-2u) )
+
+        the second so that it stays finite however large u is.
+        """
+        mean, log_std = self._split(params)
+        u = mean + log_std.exp() * noise
+        log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
+        logprob = -0.5 * noise.square() - log_std - _LOG_SQRT_2PI - log_slope
+        return torch.tanh(u), logprob.flatten(1).sum(1)
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        both = params.reshape(*params.shape[:-1], 2, *self.shape)
+        mean, log_std = both.unbind(params.ndim - 1)
+        return mean, log_std.clamp(*self._LOG_STD)
+
+    def numpy_choice(self) -> NumpyChoice | None:
+        def choose(params: Array, noise: Array | None) -> Array:
+            both = params.reshape(-1, 2, *self.shape)
+            u = both[:, 0]
+            if noise is not None:
+                u = u + np.exp(both[:, 1].clip(*self._LOG_STD)) * noise
+            action: Array = np.tanh(u)
+            return action
+
+        return choose
+
+
+class TanhHead(nn.Module):
+    """Box within bounds: a deterministic action; exploring adds noise to it, within the bounds."""
+
+    def __init__(self, shape: tuple[int, ...], exploration_noise: float) -> None:
+        super().__init__()
+        self.shape = shape
+        self.param_size = math.prod(shape)
+        self.noise_shape = shape
+        self.exploration_noise = exploration_noise
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(
+            (*shape, *self.noise_shape), generator=generator, device=generator.device
+        )
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        return (self.mode(params, mask) + self.exploration_noise * noise).clamp(-1.0, 1.0)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        return torch.tanh(params).reshape(*params.shape[:-1], *self.shape)
+
+    def numpy_choice(self) -> NumpyChoice | None:
+        def choose(params: Array, noise: Array | None) -> Array:
+            action = np.tanh(params).reshape(-1, *self.shape)
+            if noise is None:
+                return action
+            return (action + self.exploration_noise * noise).clip(-1.0, 1.0)
+
+        return choose
 
 
 def make_action_head(

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rl_training.errors import ConfigError
-from rl_training.models.action_heads import make_action_head
+from rl_training.models.action_heads import ActionHead, NumpyChoice, make_action_head
 from rl_training.models.normalizer import RunningNorm
 from rl_training.tree import tree_leaves
 from rl_training.types import ACTION_MASK, ActionSpec, Array, ObsSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
-    "relu": torch.relu,
+    "relu": torch.relu_,
     "elu": functional.elu,
     "gelu": functional.gelu,
     "silu": functional.silu,
@@ -117,6 +117,33 @@ class FlattenEncoder(nn.Module):
         return torch.cat([leaf.flatten(1).float() for leaf in tree_leaves(obs)], 1)
 
 
+def make_encoder(obs_spec: ObsSpec, encoder: type[nn.Module] | None) -> tuple[nn.Module, int]:
+    """The user's encoder or the flattening one, and how many features it gives."""
+    made = FlattenEncoder(obs_spec) if encoder is None else encoder(obs_spec)
+    return made, int(made.output_size)  # type: ignore[arg-type]
+
+
+def split_mask(obs: Any) -> tuple[Any, Tensor | None]:
+    """What the encoder sees, and the action mask where there is one."""
+    if isinstance(obs, dict) and ACTION_MASK in obs:
+        return {key: leaf for key, leaf in obs.items() if key != ACTION_MASK}, obs[ACTION_MASK]
+    return obs, None
+
+
+def numpy_policy(encoder: nn.Module, net: MLP, head: ActionHead) -> NumpyChoice | None:
+    """Observations and noise (None: greedy) to actions over the same weights, in NumPy.
+
+    None where that cannot be: it takes plain vectors, on a CPU, and known activations.
+    """
+    plain = isinstance(encoder, FlattenEncoder) and encoder.single_vector
+    on_cpu = next(net.parameters()).device.type == "cpu"
+    choose = head.numpy_choice()
+    if not (plain and on_cpu and net.activation in NUMPY_ACTIVATIONS) or choose is None:
+        return None
+    forward = net.numpy_function()
+    return lambda obs, noise: choose(forward(obs), noise)
+
+
 class MLPActorCritic(nn.Module):
     """Separate policy and value networks over (normalised) observations.
 
@@ -138,8 +165,7 @@ class MLPActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.head = make_action_head(action_spec, log_std_init)
-        self.encoder = FlattenEncoder(obs_spec) if encoder is None else encoder(obs_spec)
-        features = int(self.encoder.output_size)  # type: ignore[arg-type]
+        self.encoder, features = make_encoder(obs_spec, encoder)
         self.norm: nn.ModuleDict | None = None
         if normalize_obs:
             # Module names may be neither empty nor hold dots: leaves are named by position.
@@ -163,20 +189,12 @@ class MLPActorCritic(nn.Module):
 
         It reads the weights as they are when this is called. Vectors on a CPU only.
         """
-        plain = isinstance(self.encoder, FlattenEncoder) and self.encoder.single_vector
-        on_cpu = next(self.parameters()).device.type == "cpu"
-        if not (plain and on_cpu and self.actor.activation in NUMPY_ACTIVATIONS):
-            return None
-        choose, forward = self.head.numpy_choice(), self.actor.numpy_function()
-        if choose is None:
-            return None
-        if self.norm is None:
-            return lambda obs, noise: choose(forward(obs), noise)
+        act = numpy_policy(self.encoder, self.actor, self.head)
+        if act is None or self.norm is None:
+            return act
         norm = cast("RunningNorm", self.norm[self._leaf_names[""]])
         shift, scale, clip = norm.shift.numpy(), norm.scale.numpy(), norm.clip
-        return lambda obs, noise: choose(
-            forward(np.clip((obs - shift) * scale, -clip, clip)), noise
-        )
+        return lambda obs, noise: act(np.clip((obs - shift) * scale, -clip, clip), noise)
 
     def value(self, obs: Any) -> Tensor:
         """State values, one per row."""
@@ -190,10 +208,7 @@ class MLPActorCritic(nn.Module):
         return Evaluation(logprob, entropy, self.critic(features).squeeze(-1))
 
     def _encode(self, obs: Any) -> tuple[Tensor, Tensor | None]:
-        mask = None
-        if isinstance(obs, dict) and ACTION_MASK in obs:
-            mask = obs[ACTION_MASK]
-            obs = {key: leaf for key, leaf in obs.items() if key != ACTION_MASK}
+        obs, mask = split_mask(obs)
         if self.norm is not None:
             obs = self._normalize(obs)
         return self.encoder(obs), mask

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.action_heads import CategoricalHead
-from rl_training.models.mlp_actor_critic import MLP, NUMPY_ACTIVATIONS, FlattenEncoder
-from rl_training.types import ACTION_MASK, ActionSpec, Array, ObsSpec
+from rl_training.models.mlp_actor_critic import MLP, make_encoder, numpy_policy, split_mask
+from rl_training.types import ActionSpec, Array, ObsSpec
 
 
 class MLPQNetwork(nn.Module):
@@ -32,17 +32,13 @@ class MLPQNetwork(nn.Module):
         super().__init__()
         (self.num_actions,) = action_spec.nvec
         self.head = CategoricalHead(action_spec.nvec, ())
-        self.encoder = FlattenEncoder(obs_spec) if encoder is None else encoder(obs_spec)
-        features = int(self.encoder.output_size)  # type: ignore[arg-type]
+        self.encoder, features = make_encoder(obs_spec, encoder)
         self.advantage = MLP((features, *hidden_sizes, self.num_actions), activation)
         self.state_value = MLP((features, *hidden_sizes, 1), activation) if dueling else None
 
     def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
         """The values of all actions, and the mask of the legal ones."""
-        mask = None
-        if isinstance(obs, dict) and ACTION_MASK in obs:
-            mask = obs[ACTION_MASK]
-            obs = {key: leaf for key, leaf in obs.items() if key != ACTION_MASK}
+        obs, mask = split_mask(obs)
         features = self.encoder(obs)
         values: Tensor = self.advantage(features)
         if self.state_value is not None:
@@ -61,10 +57,4 @@ class MLPQNetwork(nn.Module):
 
         The value stream of a dueling network moves all actions alike: it has no say here.
         """
-        plain = isinstance(self.encoder, FlattenEncoder) and self.encoder.single_vector
-        on_cpu = next(self.parameters()).device.type == "cpu"
-        choose = self.head.numpy_choice()
-        if not (plain and on_cpu and self.advantage.activation in NUMPY_ACTIVATIONS and choose):
-            return None
-        forward = self.advantage.numpy_function()
-        return lambda obs, noise: choose(forward(obs), noise)
+        return numpy_policy(self.encoder, self.advantage, self.head)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rl_training.runtime.off_policy import OffPolicyTrainer as OffPolicyTrainer
     from rl_training.runtime.on_policy import OnPolicyTrainer as OnPolicyTrainer
     from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
+    from rl_training.runtime.sac_trainer import train_sac as train_sac
+    from rl_training.runtime.td3_trainer import train_td3 as train_td3
     from rl_training.runtime.trainer import Trainer as Trainer
     from rl_training.runtime.trainer import TrainResult as TrainResult
     from rl_training.runtime.workflows import evaluate_checkpoint as evaluate_checkpoint
@@ -37,6 +39,8 @@ _EXPORTS = {
     "resume_training": "rl_training.runtime.workflows:resume_training",
     "train_dqn": "rl_training.runtime.dqn_trainer:train_dqn",
     "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
+    "train_sac": "rl_training.runtime.sac_trainer:train_sac",
+    "train_td3": "rl_training.runtime.td3_trainer:train_td3",
 }
 
 __all__ = [
@@ -55,6 +59,8 @@ __all__ = [
     "resume_training",
     "train_dqn",
     "train_ppo",
+    "train_sac",
+    "train_td3",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.algorithms.acceleration import Acceleration, graphed
 from rl_training.models.action_heads import ActionHead
 from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ACTION_MASK, Array, Obs, Progress
@@ -51,94 +53,160 @@ class Policy(Protocol):
 class _Chooser:
     """Actions of a model as it stands now, by the fastest way there is."""
 
-    def __init__(self, model: Policy, device: torch.device) -> None:
+    def __init__(
+        self, model: Policy, device: torch.device, acceleration: Acceleration = "eager"
+    ) -> None:
         self._model = model
         self._device = device
         self._numpy = model.numpy_actor()
+        # A graph takes its inputs from the host by itself.
+        self._moves_inputs = device.type != "cpu" and acceleration != "cudagraph"
+        self._by_torch = graphed(self._forward, acceleration, device)
+        self._greedy_by_torch = graphed(self._forward, acceleration, device)
+
+    def refresh(self) -> None:
+        """Read again what is copied from the model: a Gaussian's deviation, a normaliser."""
+        self._numpy = self._model.numpy_actor()
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
         """Noise for a block of actions, where it will be used."""
         noise = self._model.head.draw_noise(shape, generator)
-        return noise.numpy() if self._numpy is not None else noise.to(self._device)
+        if self._numpy is not None:
+            return noise.numpy()
+        return noise.to(self._device) if self._moves_inputs else noise
 
     def __call__(self, obs: Obs, noise: Any) -> Array:
         """The actions that ``noise`` selects; the most likely ones without."""
         if self._numpy is not None and not isinstance(obs, dict):
             return self._numpy(obs, noise)
-        return self._by_torch(obs, noise)
+        tensors: Any = tree_map(torch.from_numpy, obs)
+        if self._moves_inputs:
+            tensors = tree_map(lambda leaf: leaf.to(self._device), tensors)
+        if noise is None:
+            return self._greedy_by_torch(tensors).cpu().numpy()
+        return self._by_torch(tensors, noise).cpu().numpy()
 
-    @torch.inference_mode()
-    def _by_torch(self, obs: Obs, noise: Any) -> Array:
+    @torch.no_grad()
+    def _forward(self, obs: Any, noise: Tensor | None = None) -> Tensor:
         head = self._model.head
-        params, mask = self._model.policy(to_device(obs, self._device))
-        action = head.mode(params, mask) if noise is None else head.sample(params, noise, mask)
-        return action.cpu().numpy()
+        params, mask = self._model.policy(obs)
+        return head.mode(params, mask) if noise is None else head.sample(params, noise, mask)
 
 
-class PolicyActor:
-    """Samples from a policy. Noise is drawn a block of steps at a time, then read row by row.
+class _NoiseBlock:
+    """Noise drawn a block of steps at a time, then read step by step."""
 
-    A block is one rollout, so the policy does not change within it.
-    """
-
-    def __init__(
-        self,
-        model: Policy,
-        num_envs: int,
-        block: int,
-        generator: torch.Generator,
-        device: torch.device,
-    ) -> None:
-        self._model = model
-        self._num_envs = num_envs
-        self._block = block
+    def __init__(self, length: int, generator: torch.Generator, draw: Callable[..., Any]) -> None:
+        self._length = length
         self._generator = generator
-        self._device = device
-        self._position = block
-        self._block_start = generator.get_state()
-        self._choose: _Chooser
-        self._noise: Any
+        self._draw = draw
+        self._position = length
+        self._rows = 0
+        self._start = generator.get_state()
+        self._noise: Any = None
 
-    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
-        """Sample one action per environment."""
-        del progress
-        if self._position == self._block:
-            self._draw()
+    def take(self, rows: int) -> Any:
+        """The noise of the next step, for so many rows."""
+        if self._position == self._length or self._rows != rows:
+            self._refill(rows)
         noise = self._noise[self._position]
         self._position += 1
-        return self._choose(obs, noise), {}
+        return noise
 
-    def _draw(self) -> None:
-        self._block_start = self._generator.get_state()
-        self._choose = _Chooser(self._model, self._device)
-        self._noise = self._choose.noise((self._block, self._num_envs), self._generator)
-        self._position = 0
+    def _refill(self, rows: int) -> None:
+        self._start = self._generator.get_state()
+        self._noise = self._draw((self._length, rows), self._generator)
+        self._rows, self._position = rows, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator before this block, and how much of the block is used."""
+        if self._position == self._length:
+            return {"rng": self._generator.get_state(), "position": 0, "rows": 0}
+        return {"rng": self._start, "position": self._position, "rows": self._rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand there again."""
+        self._generator.set_state(state["rng"])
+        self._position = self._length
+        if state["position"]:
+            self._refill(int(state["rows"]))
+            self._position = int(state["position"])
+
+
+class _NoisyActor:
+    """What the exploring actors share: they remember their noise, and nothing of episodes."""
+
+    _noise: _NoiseBlock
 
     def reset(self, done: Array) -> None:
         """A feed-forward policy remembers nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the noise stands: the generator before this block, and how much of it is used."""
-        if self._position == self._block:
-            return {"rng": self._generator.get_state(), "position": 0}
-        return {"rng": self._block_start, "position": self._position}
+        """Where the noise stands."""
+        return self._noise.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand there again."""
-        self._generator.set_state(state["rng"])
-        self._position = self._block
-        if state["position"]:
-            self._draw()
-            self._position = int(state["position"])
+        self._noise.load_state_dict(state)
 
 
-class EpsilonGreedyActor:
-    """A random legal action with probability epsilon(progress), else the most valued one.
+_BLOCK = 256
+"""Steps of noise drawn at once where a policy may change at any step."""
 
-    Random numbers are drawn a block of steps at a time, for as many rows as there are.
+
+class PolicyActor(_NoisyActor):
+    """Samples from a policy that does not change within a block, which is one rollout."""
+
+    def __init__(
+        self,
+        model: Policy,
+        block: int,
+        generator: torch.Generator,
+        device: torch.device,
+        acceleration: Acceleration = "eager",
+    ) -> None:
+        self._choose = _Chooser(model, device, acceleration)
+        self._noise = _NoiseBlock(block, generator, self._draw)
+
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
+        """Sample one action per environment."""
+        del progress
+        noise = self._noise.take(len(tree_leaves(obs)[0]))
+        return self._choose(obs, noise), {}
+
+    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
+        self._choose.refresh()
+        return self._choose.noise(shape, generator)
+
+
+class ExploringActor(_NoisyActor):
+    """Uniform actions in [-1, 1] for ``warm_up`` steps, then the policy's with its own noise.
+
+    Both come from the same normal noise z: 2 Phi(z) - 1 = erf(z / sqrt 2) is uniform.
     """
 
-    _BLOCK = 256
+    def __init__(
+        self,
+        model: Policy,
+        warm_up: int,
+        generator: torch.Generator,
+        device: torch.device,
+        acceleration: Acceleration = "eager",
+    ) -> None:
+        self._choose = _Chooser(model, device, acceleration)
+        self._warm_up = warm_up
+        self._noise = _NoiseBlock(_BLOCK, generator, self._choose.noise)
+
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
+        """Choose one action per row."""
+        noise = self._noise.take(len(tree_leaves(obs)[0]))
+        if progress.step < self._warm_up:
+            return torch.erf(torch.as_tensor(noise) / math.sqrt(2)).cpu().numpy(), {}
+        return self._choose(obs, noise), {}
+
+
+class EpsilonGreedyActor(_NoisyActor):
+    """A random legal action with probability epsilon(progress), else the most valued one."""
 
     def __init__(
         self,
@@ -146,22 +214,20 @@ class EpsilonGreedyActor:
         epsilon: Callable[[Progress], float],
         generator: torch.Generator,
         device: torch.device,
+        acceleration: Acceleration = "eager",
     ) -> None:
-        self._num_actions = model.head.param_size
+        numbers = 1 + model.head.param_size
         self._epsilon = epsilon
-        self._generator = generator
-        self._choose = _Chooser(model, device)
-        self._position = self._BLOCK
-        self._block_start = generator.get_state()
-        self._uniform: Array = np.empty((0, 0, 0), np.float32)
+        self._choose = _Chooser(model, device, acceleration)
+        self._noise = _NoiseBlock(
+            _BLOCK,
+            generator,
+            lambda shape, source: torch.rand((*shape, numbers), generator=source).numpy(),
+        )
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
         """Choose one action per row."""
-        rows = len(tree_leaves(obs)[0])
-        if self._position == self._BLOCK or self._uniform.shape[1] != rows:
-            self._draw(rows)
-        uniform = self._uniform[self._position]
-        self._position += 1
+        uniform = self._noise.take(len(tree_leaves(obs)[0]))
         random = uniform[:, 0] < self._epsilon(progress)
         if not random.any():
             return self._choose(obs, None), {}
@@ -172,30 +238,6 @@ class EpsilonGreedyActor:
         if random.all():
             return anything, {}
         return np.where(random, anything, self._choose(obs, None)), {}
-
-    def _draw(self, rows: int) -> None:
-        self._block_start = self._generator.get_state()
-        shape = (self._BLOCK, rows, 1 + self._num_actions)
-        self._uniform = torch.rand(shape, generator=self._generator).numpy()
-        self._position = 0
-
-    def reset(self, done: Array) -> None:
-        """Nothing is remembered."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The generator before this block, and how much of it is used."""
-        if self._position == self._BLOCK:
-            return {"rng": self._generator.get_state(), "position": 0, "rows": 0}
-        rows = self._uniform.shape[1]
-        return {"rng": self._block_start, "position": self._position, "rows": rows}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand there again."""
-        self._generator.set_state(state["rng"])
-        self._position = self._BLOCK
-        if state["position"]:
-            self._draw(int(state["rows"]))
-            self._position = int(state["position"])
 
 
 class GreedyActor:
@@ -227,10 +269,3 @@ class GreedyActor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing to bring back."""
-
-
-def to_device(obs: Obs, device: torch.device) -> Any:
-    """Observations as tensors where the network is."""
-    if device.type == "cpu":
-        return tree_map(torch.from_numpy, obs)
-    return tree_map(lambda leaf: torch.from_numpy(leaf).to(device), obs)

@@ -38,6 +38,10 @@ def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
 
 def check_acceleration(mode: str, device: torch.device) -> None:
     """Refuse a mode whose tools are missing, before anything is trained."""
+    if mode == "cudagraph" and device.type != "cuda":
+        raise ConfigError(
+            f"acceleration: cudagraph needs device: cuda; this run is on {device.type}"
+        )
     if mode == "compile" and device.type == "cpu":
         compilers = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
         if not any(shutil.which(name) for name in compilers if name):
@@ -46,11 +50,16 @@ def check_acceleration(mode: str, device: torch.device) -> None:
             )
 
 
+_WIDE = 256
+"""Layers from this width on have enough to do for several threads."""
+
+
 def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec) -> int:
     """How many CPU threads torch should use."""
     if config.torch_threads is not None:
         return config.torch_threads
-    return torch.get_num_threads() if has_images(obs_spec) else 1
+    wide = max(config.algo_kwargs.hidden_sizes, default=0) >= _WIDE
+    return torch.get_num_threads() if wide or has_images(obs_spec) else 1
 
 
 @contextlib.contextmanager

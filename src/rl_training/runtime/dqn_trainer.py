@@ -9,7 +9,6 @@ import torch
 
 from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.config import TrainConfig
-from rl_training.errors import ConfigError
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.runtime.actors import Actor, EpsilonGreedyActor, GreedyActor
 from rl_training.runtime.callbacks import Callback
@@ -24,10 +23,6 @@ def build_dqn(
     config: TrainConfig[DQNConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
 ) -> DQN:
     """DQN and its networks, at the start of the config's random streams."""
-    if action_spec.kind != "discrete":
-        raise ConfigError(f"dqn takes Discrete actions, not {action_spec.kind}: use ppo")
-    if config.normalize_obs:
-        raise ConfigError("'normalize_obs' does not go with dqn: its replay would mix scales")
     knobs = config.algo_kwargs
     model = MLPQNetwork(
         obs_spec,
@@ -49,7 +44,7 @@ def _actor(algorithm: DQN, config: TrainConfig[DQNConfig], device: torch.device)
     def epsilon(progress: Progress) -> float:
         return 1.0 if progress.step < knobs.learning_starts else knobs.epsilon(progress)
 
-    return EpsilonGreedyActor(model, epsilon, generator, device)
+    return EpsilonGreedyActor(model, epsilon, generator, device, config.acceleration)
 
 
 def _eval_actor(algorithm: DQN, device: torch.device, sampling: torch.Generator | None) -> Actor:

@@ -32,6 +32,9 @@ class OffPolicyTrainer(Trainer):
         self.replay = self.make_replay(setup)
         self.collector = make_collector(setup, self.replay)
         self.learner: Any = setup.algorithm
+        # By its decimal digits, so that 0.1 is a tenth and ten crossings owe exactly one.
+        steps = self.knobs.gradient_steps
+        self._per_crossing = Fraction(self.knobs.train_freq if steps == -1 else str(steps))
         self._owed = Fraction(0)
         self._store = ReplayStore(setup.run_dir / "replay")
 
@@ -39,7 +42,16 @@ class OffPolicyTrainer(Trainer):
         """The replay, if the machine can hold it; says first what it will take."""
         obs, action, knobs = setup.env.obs_spec, setup.env.action_spec, self.knobs
         each = ReplayBuffer.bytes_per_transition(obs, action)
+        on_device = knobs.replay_device == "accelerator"
+        if on_device and setup.device.type == "cpu":
+            raise ConfigError(
+                "'algo_kwargs.replay_device' is accelerator, but this run is on the CPU:"
+                " set device too"
+            )
         _check_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
+        if on_device:
+            copied = ReplayBuffer.copied_bytes_per_transition(obs, action)
+            _check_device_memory(knobs.buffer_size, copied, setup.device)
         return ReplayBuffer(
             knobs.buffer_size,
             setup.env.num_envs,
@@ -48,6 +60,7 @@ class OffPolicyTrainer(Trainer):
             n_step=knobs.n_step,
             gamma=knobs.gamma,
             prioritization=knobs.prioritization(),
+            device=setup.device if on_device else None,
         )
 
     def round_up(self, total: int) -> int:
@@ -57,8 +70,8 @@ class OffPolicyTrainer(Trainer):
     def iterate(self, progress: Progress) -> tuple[int, dict[str, float]]:
         """A thousand steps or so, and the updates they owe."""
         step, end = progress.step, min(progress.step + _ITERATION, self.total)
-        learnt: list[dict[str, Tensor]] = []
-        vector_steps = 0
+        learnt: list[Tensor] = []
+        vector_steps = total_updates = 0
         while step < end:
             count = -(-(self._next_boundary(step, end) - step) // self.env.num_envs)
             before = step
@@ -68,13 +81,15 @@ class OffPolicyTrainer(Trainer):
             updates = int(self._owed)
             if updates:
                 self._owed -= updates
+                total_updates += updates
                 now = Progress(step, progress.total)
                 learnt.append(self.learner.learn(self.replay, updates, now))
         self.replay.check_finite(vector_steps, progress.step)
         metrics = self.collector.metrics()
         if learnt:
-            for name in learnt[0]:
-                metrics[f"losses/{name}"] = float(torch.stack([row[name] for row in learnt]).mean())
+            means = (torch.stack(learnt).sum(0) / total_updates).tolist()
+            for name, mean in zip(self.learner.metric_names, means, strict=True):
+                metrics[f"losses/{name}"] = mean
         return step - progress.step, metrics
 
     def _next_boundary(self, step: int, end: int) -> int:
@@ -84,10 +99,9 @@ class OffPolicyTrainer(Trainer):
 
     def _owes(self, before: int, after: int) -> Fraction:
         """Updates for the crossings of ``train_freq`` between two steps; none for the warm-up."""
-        every, steps = self.knobs.train_freq, self.knobs.gradient_steps
+        every = self.knobs.train_freq
         crossings = max(0, after // every - max(before, self.knobs.learning_starts) // every)
-        # By its decimal digits, so that 0.1 is a tenth and ten crossings owe exactly one.
-        return crossings * (Fraction(every) if steps == -1 else Fraction(str(steps)))
+        return crossings * self._per_crossing
 
     def extra_state(self) -> dict[str, Any]:
         """The replay (its rows in files of their own) and the fraction of an update still owed."""
@@ -116,3 +130,16 @@ def _check_memory(transitions: int, each: int, *, quiet: bool) -> None:
             )
     if not quiet:
         sys.stderr.write(text + "\n")
+
+
+def _check_device_memory(transitions: int, each: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    needed = transitions * each
+    if needed > free:
+        raise ConfigError(
+            f"replay: a copy of {transitions:,} transitions x {each:,} bytes ="
+            f" {needed / 2**30:.2f} GiB, and the accelerator has {free / 2**30:.2f} GiB free:"
+            " lower buffer_size, or keep it on the host with replay_device: cpu"
+        )

@@ -45,7 +45,8 @@ def build_ppo(
 def _actor(algorithm: PPO, config: TrainConfig[PPOConfig], device: torch.device) -> Actor:
     model: Any = algorithm.model
     generator = torch_stream(config.seed, "actions")
-    return PolicyActor(model, config.num_envs, config.algo_kwargs.num_steps, generator, device)
+    block = config.algo_kwargs.num_steps
+    return PolicyActor(model, block, generator, device, config.acceleration)
 
 
 def _eval_actor(algorithm: PPO, device: torch.device, sampling: torch.Generator | None) -> Actor:

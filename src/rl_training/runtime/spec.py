@@ -24,6 +24,10 @@ class Algorithm(Protocol):
     module: torch.nn.Module
     """The networks; their weights are the policy."""
 
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Start from other weights."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive."""
         ...

@@ -1,0 +1,195 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.acceleration import Acceleration
+from rl_training.algorithms.gradient_step import GradientStep, Target
+from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ensemble_td_loss
+from rl_training.models.mlp_continuous import ActorCritics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SACConfig(OffPolicyConfig):
+    """SAC's knobs."""
+
+    tau: float = 0.005
+    """How far the target critics move towards the critics at a time; 1 copies them."""
+    target_update_interval: int = 1
+    """Updates between moves of the target critics."""
+    num_critics: int = 2
+    """Critics; the least of their values counts."""
+    ent_coef: float | None = None
+    """Weight of the entropy; unset: learnt, so that the entropy meets target_entropy."""
+    ent_coef_init: float = 1.0
+    """Where a learnt weight starts."""
+    target_entropy: float | None = None
+    """Entropy to keep (actions in [-1, 1]); unset: minus the number of action components."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
+        for name in ("target_update_interval", "num_critics"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._require(0 < self.ent_coef_init < math.inf, "ent_coef_init", "above 0 and finite")
+        if self.ent_coef is not None:
+            self._require(0 <= self.ent_coef < math.inf, "ent_coef", "zero or more, and finite")
+        if self.target_entropy is not None:
+            self._require(math.isfinite(self.target_entropy), "target_entropy", "finite")
+
+
+def sac_targets(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
+    """Soft values of what followed, for the critics to meet.
+
+        target = rewards + discounts ( min_i next_q_i - ent_coef next_logprobs )
+
+    ``next_q`` is (critics, batch), of the target critics at actions the policy would take.
+    """
+    soft = batch["next_q"].amin(0) - ent_coef * batch["next_logprobs"]
+    return batch["rewards"] + batch["discounts"] * soft
+
+
+def sac_actor_loss(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
+    """The policy's loss: mean( ent_coef logprobs - min_i q_i )."""
+    return (ent_coef * batch["logprobs"] - batch["q"].amin(0)).mean()
+
+
+def sac_temperature_loss(logprobs: Tensor, log_ent_coef: Tensor, target_entropy: float) -> Tensor:
+    """Raises the entropy's weight where the entropy is below its target, and lowers it above.
+
+    loss = -log_ent_coef mean( logprobs + target_entropy )
+    """
+    return -(log_ent_coef * (logprobs.detach() + target_entropy)).mean()
+
+
+class Temperature(nn.Module):
+    """The weight of the entropy: learnt as its logarithm, or fixed."""
+
+    def __init__(self, config: SACConfig) -> None:
+        super().__init__()
+        value = config.ent_coef_init if config.ent_coef is None else config.ent_coef
+        logarithm = torch.tensor(math.log(value) if value > 0 else -math.inf)
+        self.log_ent_coef = nn.Parameter(logarithm, requires_grad=config.ent_coef is None)
+
+
+class SACModel(nn.Module):
+    """Policy, critics and temperature."""
+
+    def __init__(self, networks: ActorCritics, config: SACConfig) -> None:
+        super().__init__()
+        self.actor, self.critics = networks.actor, networks.critics
+        self.temperature = Temperature(config)
+
+
+class SAC(ReplayLearner):
+    """One update: the critics, then the policy against the moved critics, then the targets."""
+
+    def __init__(
+        self,
+        model: SACModel,
+        config: SACConfig,
+        *,
+        generator: torch.Generator | None = None,
+        acceleration: Acceleration = "eager",
+    ) -> None:
+        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        self.model = model
+        self.config = config
+        shape = model.actor.head.noise_shape
+        self.noise_shape = (2, config.batch_size, *shape)
+        self.target_entropy = (
+            -float(math.prod(shape)) if config.target_entropy is None else config.target_entropy
+        )
+        self.target = Target(model.critics)
+        self.critic_step = GradientStep(
+            model.critics,
+            self.critic_loss,
+            learning_rate=config.learning_rate,
+            acceleration=acceleration,
+        )
+        self.actor_step = GradientStep(
+            nn.ModuleList([model.actor, model.temperature]),
+            self.actor_loss,
+            learning_rate=config.learning_rate,
+            acceleration=acceleration,
+        )
+
+    def update(self, batch: Mapping[str, Any], *, due: bool = True) -> dict[str, Tensor]:
+        """One step of every network; the target critics follow where ``due``."""
+        critic = self.critic_step(batch)
+        actor = self.actor_step(batch)
+        if due:
+            self.target.follow(self.critic_step.flat, self.config.tau)
+        return {
+            "critic_loss": critic["loss"],
+            "q_mean": critic["q_mean"],
+            "actor_loss": actor["actor_loss"],
+            "entropy": actor["entropy"],
+            "ent_coef": actor["ent_coef"],
+        }
+
+    def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """`ensemble_td_loss` of the critics to `sac_targets`."""
+        with torch.no_grad():
+            actions, logprobs = self._sample(batch["next_obs"], batch["noise"][0])
+            next_q = self.target.module(batch["next_obs"], actions)
+            followed = {**batch, "next_q": next_q, "next_logprobs": logprobs}
+            targets = sac_targets(followed, ent_coef=self._ent_coef())
+        q_values = self.model.critics(batch["obs"], batch["actions"])
+        return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
+
+    def actor_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """`sac_actor_loss`, and `sac_temperature_loss` where the temperature is learnt.
+
+        They share no parameter, so one step on their sum is a step on each.
+        """
+        actions, logprobs = self._sample(batch["obs"], batch["noise"][1])
+        chosen = {"logprobs": logprobs, "q": self.model.critics(batch["obs"], actions)}
+        ent_coef = self._ent_coef()
+        loss = actor_loss = sac_actor_loss(chosen, ent_coef=ent_coef)
+        if self.config.ent_coef is None:
+            log_ent_coef = self.model.temperature.log_ent_coef
+            loss = loss + sac_temperature_loss(logprobs, log_ent_coef, self.target_entropy)
+        return {
+            "loss": loss,
+            "actor_loss": actor_loss,
+            "entropy": -logprobs.mean(),
+            "ent_coef": ent_coef,
+        }
+
+    def _sample(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
+        params, _ = self.model.actor.policy(obs)
+        return self.model.actor.head.sample_logprob(params, noise)  # type: ignore[operator]
+
+    def _ent_coef(self) -> Tensor:
+        return self.model.temperature.log_ent_coef.detach().exp()
+
+    def _is_due(self) -> bool:
+        return self.num_updates % self.config.target_update_interval == 0
+
+    def sync_targets(self) -> None:
+        """Copy the critics."""
+        self.target.follow(self.critic_step.flat, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive."""
+        return {
+            **super().state_dict(),
+            "target": self.target.module.state_dict(),
+            "critic_optimizer": self.critic_step.state_dict(),
+            "actor_optimizer": self.actor_step.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring a saved state back."""
+        super().load_state_dict(state)
+        self.target.module.load_state_dict(state["target"])
+        self.critic_step.load_state_dict(state["critic_optimizer"])
+        self.actor_step.load_state_dict(state["actor_optimizer"])

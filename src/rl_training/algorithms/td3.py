@@ -1,0 +1,148 @@
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.acceleration import Acceleration
+from rl_training.algorithms.gradient_step import GradientStep, Target
+from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ensemble_td_loss
+from rl_training.models.mlp_continuous import ActorCritics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TD3Config(OffPolicyConfig):
+    """TD3's knobs; noise is in units of half the action range."""
+
+    tau: float = 0.005
+    """How far the targets move towards the networks at a time; 1 copies them."""
+    num_critics: int = 2
+    """Critics; the least of their targets' values counts."""
+    policy_delay: int = 2
+    """Critic updates per update of the policy and of the targets."""
+    exploration_noise: float = 0.1
+    """Deviation of the noise on actions while collecting."""
+    target_policy_noise: float = 0.2
+    """Deviation of the noise on the target policy's actions."""
+    target_noise_clip: float = 0.5
+    """Largest magnitude of that noise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
+        for name in ("num_critics", "policy_delay"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        for name in ("exploration_noise", "target_policy_noise", "target_noise_clip"):
+            self._require(0 <= getattr(self, name) < math.inf, name, "zero or more, and finite")
+
+
+def smoothed_actions(actions: Tensor, noise: Tensor, *, deviation: float, clip: float) -> Tensor:
+    """Nearby actions, so that the critics' targets are smooth: clamp(a + clamp(noise))."""
+    return (actions + (deviation * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
+
+
+def td3_targets(batch: Mapping[str, Tensor]) -> Tensor:
+    """Values for the critics to meet: rewards + discounts min_i next_q_i."""
+    return batch["rewards"] + batch["discounts"] * batch["next_q"].amin(0)
+
+
+def td3_actor_loss(q_values: Tensor) -> Tensor:
+    """The policy's loss: -mean( q ), by the first critic."""
+    return -q_values.mean()
+
+
+class TD3(ReplayLearner):
+    """One update: the critics; every ``policy_delay``-th time the policy and the targets too."""
+
+    def __init__(
+        self,
+        model: ActorCritics,
+        config: TD3Config,
+        *,
+        generator: torch.Generator | None = None,
+        acceleration: Acceleration = "eager",
+    ) -> None:
+        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        self.model = model
+        self.config = config
+        self.noise_shape = (config.batch_size, *model.actor.head.noise_shape)
+        self.target_actor, self.target_critics = Target(model.actor), Target(model.critics)
+        self.critic_step = GradientStep(
+            model.critics,
+            self.critic_loss,
+            learning_rate=config.learning_rate,
+            acceleration=acceleration,
+        )
+        self.actor_step = GradientStep(
+            model.actor,
+            self.actor_loss,
+            learning_rate=config.learning_rate,
+            acceleration=acceleration,
+        )
+        self._last_actor_loss = torch.zeros((), device=self._device)
+
+    def update(self, batch: Mapping[str, Any], *, due: bool = True) -> dict[str, Tensor]:
+        """A step of the critics; where ``due``, of the policy, and the targets follow."""
+        critic = self.critic_step(batch)
+        if due:
+            self._last_actor_loss.copy_(self.actor_step(batch)["loss"])
+            self.target_critics.follow(self.critic_step.flat, self.config.tau)
+            self.target_actor.follow(self.actor_step.flat, self.config.tau)
+        return {
+            "critic_loss": critic["loss"],
+            "q_mean": critic["q_mean"],
+            "actor_loss": self._last_actor_loss,
+        }
+
+    def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """`ensemble_td_loss` of the critics to `td3_targets` at `smoothed_actions`."""
+        with torch.no_grad():
+            actions = smoothed_actions(
+                self.target_actor.module.actions(batch["next_obs"]),
+                batch["noise"],
+                deviation=self.config.target_policy_noise,
+                clip=self.config.target_noise_clip,
+            )
+            next_q = self.target_critics.module(batch["next_obs"], actions)
+            targets = td3_targets({**batch, "next_q": next_q})
+        q_values = self.model.critics(batch["obs"], batch["actions"])
+        return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
+
+    def actor_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """`td3_actor_loss` of the policy's own actions."""
+        actions = self.model.actor.actions(batch["obs"])
+        return {"loss": td3_actor_loss(self.model.critics(batch["obs"], actions, members=1))}
+
+    def _is_due(self) -> bool:
+        return self.num_updates % self.config.policy_delay == 0
+
+    def sync_targets(self) -> None:
+        """Copy the networks."""
+        self.target_critics.follow(self.critic_step.flat, 1.0)
+        self.target_actor.follow(self.actor_step.flat, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive."""
+        return {
+            **super().state_dict(),
+            "target_actor": self.target_actor.module.state_dict(),
+            "target_critics": self.target_critics.module.state_dict(),
+            "critic_optimizer": self.critic_step.state_dict(),
+            "actor_optimizer": self.actor_step.state_dict(),
+            "last_actor_loss": self._last_actor_loss,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring a saved state back."""
+        super().load_state_dict(state)
+        self.target_actor.module.load_state_dict(state["target_actor"])
+        self.target_critics.module.load_state_dict(state["target_critics"])
+        self.critic_step.load_state_dict(state["critic_optimizer"])
+        self.actor_step.load_state_dict(state["actor_optimizer"])
+        self._last_actor_loss.copy_(state["last_actor_loss"])

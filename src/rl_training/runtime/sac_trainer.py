@@ -1,0 +1,49 @@
+"""SAC on the shared runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.sac import SAC, SACConfig, SACModel
+from rl_training.config import TrainConfig
+from rl_training.models.action_heads import SquashedGaussianHead
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.continuous import build_networks, eval_actor, exploring_actor
+from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.trainer import TrainResult
+from rl_training.seeding import torch_stream
+from rl_training.types import ActionSpec, ObsSpec
+
+
+def build_sac(
+    config: TrainConfig[SACConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+) -> SAC:
+    """SAC and its networks, at the start of the config's random streams."""
+    knobs = config.algo_kwargs
+    head = SquashedGaussianHead(action_spec.shape)
+    model = SACModel(build_networks(config, obs_spec, action_spec, head), knobs).to(device)
+    generator = torch_stream(config.seed, "replay")
+    return SAC(model, knobs, generator=generator, acceleration=config.acceleration)
+
+
+SPEC = AlgorithmSpec(
+    name="sac",
+    config=SACConfig,
+    build=build_sac,
+    actor=exploring_actor,
+    eval_actor=eval_actor,
+    trainer=OffPolicyTrainer,
+)
+
+
+def train_sac(
+    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
+) -> TrainResult:
+    """Train SAC; ``overrides`` replace config fields and SAC knobs by name."""
+    from rl_training.experiment.manager import train_as
+
+    return train_as("sac", config, callbacks=callbacks, **overrides)

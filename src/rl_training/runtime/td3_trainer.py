@@ -1,0 +1,49 @@
+"""TD3 on the shared runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.td3 import TD3, TD3Config
+from rl_training.config import TrainConfig
+from rl_training.models.action_heads import TanhHead
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.continuous import build_networks, eval_actor, exploring_actor
+from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.trainer import TrainResult
+from rl_training.seeding import torch_stream
+from rl_training.types import ActionSpec, ObsSpec
+
+
+def build_td3(
+    config: TrainConfig[TD3Config], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+) -> TD3:
+    """TD3 and its networks, at the start of the config's random streams."""
+    knobs = config.algo_kwargs
+    head = TanhHead(action_spec.shape, knobs.exploration_noise)
+    model = build_networks(config, obs_spec, action_spec, head).to(device)
+    generator = torch_stream(config.seed, "replay")
+    return TD3(model, knobs, generator=generator, acceleration=config.acceleration)
+
+
+SPEC = AlgorithmSpec(
+    name="td3",
+    config=TD3Config,
+    build=build_td3,
+    actor=exploring_actor,
+    eval_actor=eval_actor,
+    trainer=OffPolicyTrainer,
+)
+
+
+def train_td3(
+    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
+) -> TrainResult:
+    """Train TD3; ``overrides`` replace config fields and TD3 knobs by name."""
+    from rl_training.experiment.manager import train_as
+
+    return train_as("td3", config, callbacks=callbacks, **overrides)
