@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import MakeConfig
+from conftest import MakeConfig, probe
 from rl_training.checkpointing import load_checkpoint
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 
 @pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
-@pytest.mark.parametrize("acceleration", ["eager", "compile"])
+@pytest.mark.parametrize("acceleration", ["eager", "compile", "cudagraph"])
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
 def test_trains_resumes_and_loads_on_the_cpu(
     acceleration: str, vectorization: str, make_config: MakeConfig
@@ -51,3 +51,39 @@ def test_a_first_update_agrees_with_the_cpu(make_config: MakeConfig) -> None:
     for name, cpu in models[0].items():
         cuda: Any = models[1][name]
         assert torch.allclose(cpu, cuda, atol=2e-3), name
+
+
+@pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
+@pytest.mark.parametrize("place", ["cpu", "accelerator"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
+def test_off_policy_runs_in_graphs_and_resumes_on_the_cpu(
+    algo: str, place: str, make_config: MakeConfig
+) -> None:
+    config = make_config(
+        algo=algo, device="cuda", acceleration="cudagraph", replay_device=place, num_envs=3
+    )
+    result = ExperimentManager.setup(config).train()
+    longer = resume_training(result.run_dir, total_timesteps=1024)
+    assert longer.metrics["global_step"] >= 1024
+    obs = np.random.default_rng(0).normal(size=(6, 4 if algo == "dqn" else 3)).astype(np.float32)
+    here, there = (load_policy(result.run_dir, device=d) for d in ("cpu", "cuda"))
+    np.testing.assert_allclose(here.predict(obs), there.predict(obs), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
+def test_graphs_learn(make_config: MakeConfig) -> None:
+    config = make_config(
+        algo="sac",
+        device="cuda",
+        acceleration="cudagraph",
+        num_envs=8,
+        total_timesteps=8192,
+        eval_episodes=20,
+        learning_rate=3e-3,
+        gamma=0.9,
+        gradient_steps=2,
+        train_freq=8,
+        tau=0.05,
+        **probe("sac", "MatchObservation"),
+    )
+    assert ExperimentManager.setup(config).train().metrics["eval/return_min"] == 1.0

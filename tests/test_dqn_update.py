@@ -137,8 +137,9 @@ def test_prioritized_learning_writes_priorities_back() -> None:
 
 
 def mean_loss(dqn: DQN, buffer: ReplayBuffer) -> float:
-    sums = dqn.learn(buffer, 20, START)
-    return float(sums[dqn.metric_names.index("loss")]) / 20
+    dqn.pop_metrics()
+    dqn.learn(buffer, 20, START)
+    return dqn.pop_metrics()["loss"]
 
 
 def test_learning_fits_a_fixed_target() -> None:

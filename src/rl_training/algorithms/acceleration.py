@@ -18,9 +18,16 @@ def accelerate(function: Function, mode: Acceleration) -> Function:
     return function if mode == "eager" else cast("Function", torch.compile(function, dynamic=False))
 
 
-def graphed(function: Function, mode: Acceleration, device: torch.device) -> Function:
-    """Capture a function of tensors as a CUDA graph in that mode; else leave it as it is."""
-    return cast("Function", CudaGraph(function, device)) if mode == "cudagraph" else function
+def graphed(
+    function: Function, mode: Acceleration, device: torch.device, *, copies: bool = True
+) -> Function:
+    """Capture a function of tensors as a CUDA graph in that mode; else leave it as it is.
+
+    Without ``copies`` what a graph returns is overwritten by its next call.
+    """
+    if mode != "cudagraph":
+        return function
+    return cast("Function", CudaGraph(function, device, copies=copies))
 
 
 class CudaGraph:
@@ -34,16 +41,19 @@ class CudaGraph:
 
     _WARM_UP = 3
 
-    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+    def __init__(
+        self, function: Callable[..., Any], device: torch.device, *, copies: bool
+    ) -> None:
         self._function = function
         self._device = device
+        self._copies = copies
         self._calls = 0
         self._inputs: _Inputs
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run once; the outputs are the caller's own."""
+        """Run once."""
         if self._calls == 0:
             self._inputs = _Inputs(inputs, self._device)
         self._inputs.load(inputs)
@@ -55,6 +65,8 @@ class CudaGraph:
             with torch.cuda.graph(self._graph):
                 self._outputs = self._function(*self._inputs.on_device)
         self._graph.replay()
+        if not self._copies:
+            return self._outputs
         return pytree.tree_map_only(Tensor, torch.clone, self._outputs)
 
     def _on_side_stream(self) -> Any:

@@ -128,16 +128,15 @@ class DQN(ReplayLearner):
         )
         self._target_moved_at = 0
 
-    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> Tensor:
+    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> None:
         """Take ``updates`` steps; the target network moves where its interval was crossed."""
         if self.config.anneal_lr:
             self.step.learning_rate = self.config.learning_rate * (1 - progress.fraction)
-        sums = super().learn(replay, updates, progress)
+        super().learn(replay, updates, progress)
         interval = self.config.target_update_interval
         if progress.step // interval > self._target_moved_at // interval:
             self.target.follow(self.step.flat, self.config.tau)
         self._target_moved_at = progress.step
-        return sums
 
     def update(self, batch: Mapping[str, Any], *, due: bool = False) -> dict[str, Tensor]:
         """One gradient step."""

@@ -93,7 +93,8 @@ class ReplayLearner(ABC):
     """Draws batches from a replay and runs ``update`` on each, the unit that is graphed.
 
     ``update`` gets a batch with the ``noise`` it needs, changes parameters in place and returns
-    metrics. Some of its work may be due only every so many updates: ``due`` says whether it is.
+    metrics, which are summed on the device. Some of its work may be due only every so many
+    updates: ``due`` says whether it is.
     """
 
     noise_shape: tuple[int, ...] | None = None
@@ -110,22 +111,24 @@ class ReplayLearner(ABC):
         self.module = module
         self.generator = generator if generator is not None else torch.Generator()
         self.num_updates = 0
-        self.metric_names: tuple[str, ...] = ()
-        """What the numbers are that `learn` returns; known after its first update."""
+        self._metric_names: tuple[str, ...] = ()
+        self._metric_sums: Tensor | None = None
+        self._updates_summed = 0
         self._batch_size = config.batch_size
         self._prioritized = config.prioritization() is not None
         self._device = next(module.parameters()).device
         # A graph takes its inputs from the host by itself.
         self._moves_batches = self._device.type != "cpu" and acceleration != "cudagraph"
         self._run = {
-            due: graphed(functools.partial(self._update, due), acceleration, self._device)
+            due: graphed(
+                functools.partial(self._update, due), acceleration, self._device, copies=False
+            )
             for due in (False, True)
         }
 
-    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> Tensor:
-        """Take ``updates`` steps; the sums of their metrics, not transferred from the device."""
+    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> None:
+        """Take ``updates`` steps; nothing is transferred from the device."""
         beta = self._beta(progress)
-        sums: Tensor | None = None
         for _ in range(updates):
             batch = replay.sample(self._batch_size, self.generator, beta=beta)
             cells = batch.pop("cells")
@@ -134,19 +137,28 @@ class ReplayLearner(ABC):
             if self._moves_batches:
                 batch = pytree.tree_map(lambda leaf: leaf.to(self._device), batch)
             self.num_updates += 1
-            metrics, td_errors = self._run[self._is_due()](batch)
-            if td_errors is not None and self._prioritized:
+            td_errors = self._run[self._is_due()](batch)
+            if self._prioritized:
                 replay.update_priorities(cells, td_errors)
-            sums = metrics if sums is None else sums + metrics
-        if sums is None:
-            raise ValueError("at least one update must be asked for")
-        return sums
+        self._updates_summed += updates
 
-    def _update(self, due: bool, batch: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    def _update(self, due: bool, batch: dict[str, Any]) -> Any:
         metrics = self.update(batch, due=due)
         td_errors = metrics.pop("td_errors", None)
-        self.metric_names = tuple(metrics)
-        return torch.stack(list(metrics.values())), td_errors
+        numbers = torch.stack(list(metrics.values()))
+        if self._metric_sums is None:
+            self._metric_names, self._metric_sums = tuple(metrics), torch.zeros_like(numbers)
+        self._metric_sums += numbers
+        return td_errors
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Means over the updates since the last call, in one transfer; empty without any."""
+        if self._metric_sums is None or not self._updates_summed:
+            return {}
+        means = (self._metric_sums / self._updates_summed).tolist()
+        self._metric_sums.zero_()
+        self._updates_summed = 0
+        return dict(zip(self._metric_names, means, strict=True))
 
     @abstractmethod
     def update(self, batch: Mapping[str, Any], *, due: bool) -> dict[str, Tensor]:
@@ -176,7 +188,6 @@ class ReplayLearner(ABC):
             "model": self.module.state_dict(),
             "replay_rng": self.generator.get_state(),
             "num_updates": self.num_updates,
-            "metric_names": list(self.metric_names),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,4 +195,3 @@ class ReplayLearner(ABC):
         self.module.load_state_dict(state["model"])
         self.generator.set_state(state["replay_rng"])
         self.num_updates = int(state["num_updates"])
-        self.metric_names = tuple(state["metric_names"])

@@ -229,7 +229,7 @@ class ReplayBuffer:
         last = cells
         returns = rewards.take(cells)
         discounts = np.full(len(cells), self.gamma, np.float32)
-        going_on = np.ones(len(cells), bool)
+        going_on: Any = True
         for _ in range(1, self.n_step):
             following = (last + self.num_envs) % total
             at_newest = following // self.num_envs == self._head

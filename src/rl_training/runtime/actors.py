@@ -61,8 +61,8 @@ class _Chooser:
         self._numpy = model.numpy_actor()
         # A graph takes its inputs from the host by itself.
         self._moves_inputs = device.type != "cpu" and acceleration != "cudagraph"
-        self._by_torch = graphed(self._forward, acceleration, device)
-        self._greedy_by_torch = graphed(self._forward, acceleration, device)
+        self._by_torch = graphed(self._forward, acceleration, device, copies=False)
+        self._greedy_by_torch = graphed(self._forward, acceleration, device, copies=False)
 
     def refresh(self) -> None:
         """Read again what is copied from the model: a Gaussian's deviation, a normaliser."""

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rl_training.algorithms.off_policy import OffPolicyConfig
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -70,8 +69,7 @@ class OffPolicyTrainer(Trainer):
     def iterate(self, progress: Progress) -> tuple[int, dict[str, float]]:
         """A thousand steps or so, and the updates they owe."""
         step, end = progress.step, min(progress.step + _ITERATION, self.total)
-        learnt: list[Tensor] = []
-        vector_steps = total_updates = 0
+        vector_steps = 0
         while step < end:
             count = -(-(self._next_boundary(step, end) - step) // self.env.num_envs)
             before = step
@@ -81,15 +79,11 @@ class OffPolicyTrainer(Trainer):
             updates = int(self._owed)
             if updates:
                 self._owed -= updates
-                total_updates += updates
-                now = Progress(step, progress.total)
-                learnt.append(self.learner.learn(self.replay, updates, now))
+                self.learner.learn(self.replay, updates, Progress(step, progress.total))
         self.replay.check_finite(vector_steps, progress.step)
         metrics = self.collector.metrics()
-        if learnt:
-            means = (torch.stack(learnt).sum(0) / total_updates).tolist()
-            for name, mean in zip(self.learner.metric_names, means, strict=True):
-                metrics[f"losses/{name}"] = mean
+        for name, mean in self.learner.pop_metrics().items():
+            metrics[f"losses/{name}"] = mean
         return step - progress.step, metrics
 
     def _next_boundary(self, step: int, end: int) -> int:
