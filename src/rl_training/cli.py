@@ -76,6 +76,8 @@ class ResumeArgs:
     """With a new end: evaluate schedules over the new total, or keep their final values."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Where the networks live from now on; unset: as before."""
+    acceleration: Literal["eager", "compile", "cudagraph"] | None = None
+    """How updates run from now on; unset: as before."""
     replay: Literal["saved", "empty"] = "saved"
     """Off-policy: go on with the saved replay, or with an empty one."""
     json: bool = False
@@ -166,6 +168,7 @@ def _resume(args: list[str]) -> int:
         total_timesteps=options.total_timesteps,
         horizon=options.horizon,
         device=options.device,
+        acceleration=options.acceleration,
         replay=options.replay,
     )
     finished = read_json(trainer.run_dir / "summary.json").get("status") == "finished"

@@ -84,6 +84,7 @@ class ExperimentManager:
         total_timesteps: int | None = None,
         horizon: Horizon = "new",
         device: str | None = None,
+        acceleration: str | None = None,
         replay: Replay = "saved",
         callbacks: Sequence[Callback] = (),
         env_fn: EnvFn | None = None,
@@ -91,8 +92,8 @@ class ExperimentManager:
         """A trainer that goes on where a checkpoint stands, in the same run folder.
 
         ``total_timesteps`` moves the end; schedules are then evaluated over the new total, or
-        hold their final values with ``horizon="keep"``. ``replay="empty"`` goes on without the
-        saved replay.
+        hold their final values with ``horizon="keep"``. ``device`` and ``acceleration`` replace
+        the run's own. ``replay="empty"`` goes on without the saved replay.
         """
         path = find_checkpoint(Path(checkpoint))
         state = load_state(path)
@@ -114,8 +115,11 @@ class ExperimentManager:
                 " resume_training(path, env_fn=...)"
             )
         config = config_from_state(state)
-        if device is not None:
-            config = config.with_overrides(device=device)
+        moved = {"device": device, "acceleration": acceleration}
+        if device == "cpu" and getattr(config.algo_kwargs, "replay_device", "cpu") != "cpu":
+            warnings.warn("the replay moves to the CPU with the networks", stacklevel=2)
+            moved["replay_device"] = "cpu"
+        config = config.with_overrides(**{k: v for k, v in moved.items() if v is not None})
         setup = _assemble(config, env_fn, threads=state["training"]["counters"]["threads"])
         try:
             _check_spaces(state, setup.env)

@@ -40,7 +40,8 @@ def check_acceleration(mode: str, device: torch.device) -> None:
     """Refuse a mode whose tools are missing, before anything is trained."""
     if mode == "cudagraph" and device.type != "cuda":
         raise ConfigError(
-            f"acceleration: cudagraph needs device: cuda; this run is on {device.type}"
+            f"acceleration: cudagraph needs device: cuda, and this is {device.type}:"
+            " choose another acceleration too"
         )
     if mode == "compile" and device.type == "cpu":
         compilers = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
