@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 
-from conftest import MakeConfig
+from conftest import MakeConfig, probe
 from rl_training.checkpointing import load_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.errors import CheckpointError, ConfigError
@@ -35,6 +38,7 @@ def updates_of(config: TrainConfig[Any]) -> int:
     return count
 
 
+@pytest.mark.filterwarnings("ignore:nothing will be learnt")
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
 @pytest.mark.parametrize(
     ("train_freq", "gradient_steps", "expected"),
@@ -57,6 +61,7 @@ def test_updates_owed_are_exact_for_any_number_of_environments(
     assert updates_of(config) == expected
 
 
+@pytest.mark.filterwarnings("ignore:nothing will be learnt")
 def test_warm_up_is_random_and_learns_nothing(make_config: MakeConfig) -> None:
     config = make_config(algo="dqn", learning_starts=512, total_timesteps=512)
     assert updates_of(config) == 0
@@ -159,3 +164,63 @@ def test_sampled_evaluation_is_epsilon_greedy(make_config: MakeConfig) -> None:
     greedy = evaluate_checkpoint(result.run_dir, num_episodes=5)
     sampled = evaluate_checkpoint(result.run_dir, num_episodes=5, deterministic=False)
     assert sampled.returns != greedy.returns
+
+
+def test_two_resumes_of_one_run_leave_a_checkpoint_that_resumes(make_config: MakeConfig) -> None:
+    """The first deletes chunks that the second still counts as saved."""
+    config = make_config(algo="dqn", buffer_size=2000, total_timesteps=1000, eval_episodes=0)
+    result = ExperimentManager.setup(config).train()
+    first = ExperimentManager.resume(result.run_dir, total_timesteps=3000)
+    second = ExperimentManager.resume(result.run_dir, total_timesteps=2000)
+    first.train()
+    second.train()
+    assert resume_training(result.run_dir, total_timesteps=2500).metrics["global_step"] == 2500
+
+
+def test_a_damaged_best_checkpoint_does_not_stop_a_resumed_run(make_config: MakeConfig) -> None:
+    config = make_config(algo="dqn", total_timesteps=2000, **probe("dqn", "ConstantReward"))
+    result = ExperimentManager.setup(config).train()
+    best = result.run_dir / "checkpoints" / "best.pt"
+    content = best.read_bytes()
+    best.unlink()
+    best.write_bytes(content[: len(content) // 2])
+    (result.run_dir / "replay" / ".torn-1.tmp").write_bytes(b"x")
+    with pytest.warns(UserWarning, match="no replay file is deleted"):
+        longer = resume_training(result.run_dir, total_timesteps=3000)
+    assert longer.metrics["global_step"] == 3000
+    assert not list((result.run_dir / "replay").glob(".*.tmp"))
+
+
+class Stateful(gym.Env[Any, Any]):
+    """Counts over its whole life, so that a resumed copy stands elsewhere."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    lives = 0
+
+    def __init__(self) -> None:
+        Stateful.lives += 1
+        self.count = 10_000 * Stateful.lives
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.array([self.count], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.array([self.count], np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.filterwarnings("ignore:the environments could not be brought back")
+def test_an_inexact_resume_splices_no_episodes(make_config: MakeConfig) -> None:
+    config = make_config(
+        algo="dqn", buffer_size=4000, total_timesteps=1000, eval_episodes=0, n_step=2
+    )
+    result = ExperimentManager.setup(config, env_fn=Stateful).train()
+    trainer = ExperimentManager.resume(result.run_dir, total_timesteps=2000, env_fn=Stateful)
+    assert isinstance(trainer, OffPolicyTrainer)
+    trainer.train()
+    batch = trainer.replay.sample(4000, torch.Generator().manual_seed(0))
+    apart = (batch["next_obs"] - batch["obs"]).flatten()
+    assert set(apart.tolist()) == {1.0, 2.0}
+    assert len(trainer.replay) == 2000

@@ -102,6 +102,16 @@ def test_masked_actions_never_make_a_target() -> None:
     assert float(losses["td_errors"][0]) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_truncated_end_without_legal_actions_bootstraps_from_all() -> None:
+    dqn = make(obs=MASKED)
+    x = torch.randn(2, 2)
+    free = {"x": x, "action_mask": torch.ones(2, 3, dtype=torch.bool)}
+    nothing = {"x": x, "action_mask": torch.zeros(2, 3, dtype=torch.bool)}
+    batch = batch_of(obs=free, next_obs=nothing, discounts=torch.tensor([0.9, 0.9]))
+    open_batch = {**batch, "next_obs": free}
+    assert torch.equal(dqn.loss(batch)["td_errors"], dqn.loss(open_batch)["td_errors"])
+
+
 def test_dueling_separates_state_value_and_advantage() -> None:
     dqn: Any = make(dueling=True)
     obs = torch.randn(5, 2)

@@ -367,9 +367,9 @@ def check_agreement(pairs: Pairs, start: dict[str, Tensor], tolerance: float) ->
 def test_script_and_package_take_the_same_steps(
     algo: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    twins = make_twins(algo, dtype, seed=5)
+    twins = make_twins(algo, dtype, seed=4)
     start = {name: ours.clone() for name, (ours, _) in twins.pairs().items()}
-    draws = torch.Generator().manual_seed(5)
+    draws = torch.Generator().manual_seed(4)
     for number in range(1, 13):
         batch, noise = draw(twins, draws, dtype)
         twins.update_script(batch, noise, number)

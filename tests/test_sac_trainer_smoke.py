@@ -40,6 +40,7 @@ def actions_taken(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[A
     return np.concatenate(seen)
 
 
+@pytest.mark.filterwarnings("ignore:nothing will be learnt")
 @BOTH
 def test_warm_up_is_uniform_and_learns_nothing(
     algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
@@ -56,6 +57,7 @@ def test_warm_up_is_uniform_and_learns_nothing(
     assert counts.max() < 260
 
 
+@pytest.mark.filterwarnings("ignore:nothing will be learnt")
 @BOTH
 def test_after_it_actions_are_the_policys_with_noise(
     algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
@@ -147,8 +149,9 @@ def test_actions_it_cannot_take_are_refused_naming_who_can(
     for env in (Unbounded, HalfBounded):
         with pytest.raises(ConfigError, match=r"not unbounded Box ones; ppo can"):
             ExperimentManager.setup(make_config(algo=algo), env_fn=env)
-    with pytest.raises(ConfigError, match="normalize_obs"):
-        make_config(algo=algo, normalize_obs=True)
+    for name in ("normalize_obs", "normalize_reward"):
+        with pytest.raises(ConfigError, match=f"'{name}' does not go with replay"):
+            make_config(algo=algo, **{name: True})
 
 
 @BOTH
@@ -177,6 +180,104 @@ def test_weights_from_elsewhere_reach_the_targets(algo: str, make_config: MakeCo
     target = state["target"] if algo == "sac" else state["target_critics"]
     for name, tensor in target.items():
         assert torch.equal(tensor, state["model"][f"critics.{name}"]), name
+
+
+class FrozenEncoder(torch.nn.Module):
+    output_size = 4
+
+    def __init__(self, obs_spec: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(obs_spec.leaves[""].size, 4).requires_grad_(False)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(obs))
+
+
+@BOTH
+def test_frozen_weights_reach_the_targets_too(algo: str, make_config: MakeConfig) -> None:
+    encoder = "test_sac_trainer_smoke:FrozenEncoder"
+    source = ExperimentManager.setup(make_config(algo=algo, encoder=encoder)).train()
+    config = make_config(algo=algo, encoder=encoder, seed=9, init_from=source.run_dir)
+    trainer: Any = ExperimentManager.setup(config)
+    trainer.close()
+    target = trainer.algorithm.target if algo == "sac" else trainer.algorithm.target_critics
+    theirs, ours = target.module.encoder.layer, trainer.algorithm.model.critics.encoder.layer
+    assert torch.equal(theirs.weight, ours.weight)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(None, 0.2), (0.0, None), (0.3, 0.1)])
+def test_a_temperature_is_never_taken_from_elsewhere(
+    theirs: float | None, ours: float | None, make_config: MakeConfig
+) -> None:
+    source = train_sac(make_config(algo="sac", ent_coef=theirs))
+    config = make_config(algo="sac", ent_coef=ours, seed=9, init_from=source.run_dir)
+    trainer: Any = ExperimentManager.setup(config)
+    trainer.close()
+    found = float(trainer.algorithm.model.temperature.log_ent_coef.detach().exp())
+    assert found == pytest.approx(1.0 if ours is None else ours)
+
+
+class Scalars(gym.Env[Any, Any]):
+    """Observations and actions that are single numbers, without a shape."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (), np.float32)
+    action_space = gym.spaces.Box(-2.0, 2.0, (), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.float32(0.5), {}
+
+    def step(self, action: Any) -> Any:
+        return (
+            np.float32(0.5),
+            -(float(action) ** 2),
+            False,
+            bool(self.np_random.random() < 0.1),
+            {},
+        )
+
+
+@BOTH
+def test_spaces_without_a_shape(algo: str, make_config: MakeConfig) -> None:
+    result = ExperimentManager.setup(make_config(algo=algo), env_fn=Scalars).train()
+    assert result.metrics["global_step"] == 512
+
+
+def test_an_empty_replay_is_filled_before_anything_is_learnt_again(
+    make_config: MakeConfig,
+) -> None:
+    config = make_config(algo="sac", learning_starts=200, total_timesteps=1000)
+    result = ExperimentManager.setup(config).train()
+    trainer: Any = ExperimentManager.resume(result.run_dir, total_timesteps=2000, replay="empty")
+    lengths: list[int] = []
+    real = trainer.learner.learn
+
+    def learn(replay: Any, updates: int, progress: Any) -> None:
+        lengths.append(len(replay))
+        real(replay, updates, progress)
+
+    trainer.learner.learn = learn
+    trainer.train()
+    assert min(lengths) >= 200
+    assert sum(lengths) > 0
+
+
+def test_many_updates_a_step_make_shorter_iterations(make_config: MakeConfig) -> None:
+    config = make_config(algo="sac", gradient_steps=16.0, total_timesteps=600, batch_size=2)
+    trainer = ExperimentManager.setup(config)
+    trainer.train()
+    assert trainer.iteration == 3  # four updates a step: 250 steps
+
+
+def test_a_run_that_learns_nothing_says_so(make_config: MakeConfig) -> None:
+    with pytest.warns(UserWarning, match="nothing will be learnt in 512 steps"):
+        ExperimentManager.setup(make_config(algo="sac", learning_starts=512)).close()
+
+
+def test_a_refused_replay_leaves_no_run_folder(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lower buffer_size"):
+        ExperimentManager.setup(make_config(algo="sac", buffer_size=10**13))
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 
 @BOTH

@@ -170,6 +170,8 @@ def test_the_critics_loss_by_parts() -> None:
     sac = make()
     batch = make_batch(sac.noise_shape)
     with torch.no_grad():
+        for parameter in sac.target.module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
         params, _ = sac.model.actor.policy(batch["next_obs"])
         head: Any = sac.model.actor.head
         actions, logprobs = head.sample_logprob(params, batch["noise"][0])

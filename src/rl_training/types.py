@@ -30,6 +30,11 @@ class Run(Protocol):
         """Whether observations are standardised by running statistics."""
         ...
 
+    @property
+    def normalize_reward(self) -> bool:
+        """Whether rewards are scaled by running statistics."""
+        ...
+
 
 class Progress(NamedTuple):
     """Where a run stands; schedules are functions of it."""

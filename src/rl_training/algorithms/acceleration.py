@@ -41,9 +41,7 @@ class CudaGraph:
 
     _WARM_UP = 3
 
-    def __init__(
-        self, function: Callable[..., Any], device: torch.device, *, copies: bool
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], device: torch.device, *, copies: bool) -> None:
         self._function = function
         self._device = device
         self._copies = copies
@@ -121,8 +119,12 @@ class _Inputs:
 
 def _copy_into(places: Any, values: Any) -> None:
     if isinstance(places, Tensor):
+        if places.shape != values.shape:
+            raise ValueError(f"a graph of {tuple(places.shape)} was given {tuple(values.shape)}")
         places.copy_(values)
     elif isinstance(places, dict):
+        if len(places) != len(values):
+            raise ValueError(f"a graph of {sorted(places)} was given {sorted(values)}")
         for key, place in places.items():
             _copy_into(place, values[key])
     else:

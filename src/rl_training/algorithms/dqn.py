@@ -34,7 +34,7 @@ class DQNConfig(OffPolicyConfig):
     tau: float = 1.0
     """How far the target network moves towards the network; 1 copies it."""
     target_update_interval: int = 500
-    """Transitions between moves of the target network."""
+    """Transitions between moves of the target network; it moves after learning, if at all."""
     exploration_fraction: float = 0.5
     """Share of the run over which epsilon falls."""
     exploration_initial_eps: float = 1.0
@@ -149,7 +149,7 @@ class DQN(ReplayLearner):
 
     def sync_targets(self) -> None:
         """Copy the network."""
-        self.target.follow(self.step.flat, 1.0)
+        self.target.copy(self.module)
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """`dqn_loss` of the current networks on stored data.
@@ -164,9 +164,6 @@ class DQN(ReplayLearner):
                 best = following.gather(-1, choice).squeeze(-1)
             else:
                 best = following.amax(-1)
-            # An ended episode's mask may allow nothing: its value is multiplied by zero, but
-            # zero times the least float must not become an infinity in between.
-            best = torch.where(batch["discounts"] > 0, best, torch.zeros_like(best))
             targets = batch["rewards"] + batch["discounts"] * best
         values = self.model.q_values(batch["obs"])
         chosen = values.gather(-1, batch["actions"].unsqueeze(-1)).squeeze(-1)

@@ -170,6 +170,10 @@ class Target(Generic[Network]):
         self._flat = flatten(trainable(self.module))
         self.module.requires_grad_(False)
 
+    def copy(self, module: Network) -> None:
+        """Become equal to a module, also in what `follow` leaves alone (frozen, or a buffer)."""
+        self.module.load_state_dict(module.state_dict())
+
     @torch.no_grad()
     def follow(self, flat: Tensor, tau: float) -> None:
         """Move towards the parameters that a `GradientStep` laid out; 1 copies them."""

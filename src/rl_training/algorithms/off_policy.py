@@ -70,11 +70,12 @@ class OffPolicyConfig:
         self._require(
             self.buffer_size >= run.num_envs, "buffer_size", f"at least num_envs = {run.num_envs}"
         )
-        if run.normalize_obs:
-            raise ConfigError(
-                "'normalize_obs' does not go with replay, which would mix scales: use a wrapper"
-                " with fixed ones"
-            )
+        for name in ("normalize_obs", "normalize_reward"):
+            if getattr(run, name):
+                raise ConfigError(
+                    f"'{name}' does not go with replay, which would mix scales: use a wrapper"
+                    " with a fixed one"
+                )
 
     def prioritization(self) -> Prioritization | None:
         """How replay is prioritised, if at all."""

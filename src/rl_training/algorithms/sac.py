@@ -171,12 +171,17 @@ class SAC(ReplayLearner):
     def _ent_coef(self) -> Tensor:
         return self.model.temperature.log_ent_coef.detach().exp()
 
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Start from other networks; the temperature is this run's own."""
+        own = {f"temperature.{k}": v for k, v in self.model.temperature.state_dict().items()}
+        super().load_weights({**weights, **own})
+
     def _is_due(self) -> bool:
         return self.num_updates % self.config.target_update_interval == 0
 
     def sync_targets(self) -> None:
         """Copy the critics."""
-        self.target.follow(self.critic_step.flat, 1.0)
+        self.target.copy(self.model.critics)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive."""

@@ -124,8 +124,8 @@ class TD3(ReplayLearner):
 
     def sync_targets(self) -> None:
         """Copy the networks."""
-        self.target_critics.follow(self.critic_step.flat, 1.0)
-        self.target_actor.follow(self.actor_step.flat, 1.0)
+        self.target_critics.copy(self.model.critics)
+        self.target_actor.copy(self.model.actor)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive."""

@@ -75,6 +75,7 @@ class ReplayBuffer:
         self._final_row = np.full(shape, -1, np.int32)
         self._final_obs: Any = obs_grid((_FIRST_FINALS,))
         self._free = list(range(_FIRST_FINALS - 1, -1, -1))
+        self._rows_with_finals: set[int] = set()
         self._head = 0
         self._filled = 0
         self._all_valid = True
@@ -92,11 +93,16 @@ class ReplayBuffer:
         return self._filled * self.num_envs
 
     @staticmethod
-    def bytes_per_transition(obs_spec: ObsSpec, action_spec: ActionSpec) -> int:
-        """What one transition costs: its observation once, its action, and nine bytes."""
+    def bytes_per_transition(
+        obs_spec: ObsSpec, action_spec: ActionSpec, *, prioritized: bool = False
+    ) -> int:
+        """What one transition costs: its observation once, its action, and nine bytes.
+
+        Priorities cost up to 32 more: a tree of doubles over a power of two.
+        """
         obs = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in obs_spec.leaves.values())
         action = action_spec.size * np.dtype(action_spec.policy_dtype).itemsize
-        return obs + action + 4 + 1 + 4
+        return obs + action + 4 + 1 + 4 + (32 if prioritized else 0)
 
     @staticmethod
     def copied_bytes_per_transition(obs_spec: ObsSpec, action_spec: ActionSpec) -> int:
@@ -121,12 +127,16 @@ class ReplayBuffer:
         self._actions[t] = action
         self._rewards[t] = step.reward
         ended = step.terminated | step.truncated
-        self._flags[t] = _TERMINATED * step.terminated + _ENDED * ended + _VALID * step.valid
-        self._all_valid = self._all_valid and bool(step.valid.all())
+        any_ended, all_valid = bool(ended.any()), bool(step.valid.all())
+        if all_valid and not any_ended:
+            self._flags[t] = _VALID
+        else:
+            self._flags[t] = _TERMINATED * step.terminated + _ENDED * ended + _VALID * step.valid
+            self._all_valid = self._all_valid and all_valid
         self._head = (t + 1) % self._ring
         self._filled = min(self._filled + 1, self.rows)
         self._forget(self._head)
-        if ended.any():
+        if any_ended:
             for env in np.flatnonzero(ended):
                 self._keep_final(t, int(env), step.final_obs, source=int(env))
         self._write_obs(self._head, step.obs)
@@ -147,6 +157,9 @@ class ReplayBuffer:
 
     def _forget(self, t: int) -> None:
         """Give the final observations of a row back to the pool."""
+        if t not in self._rows_with_finals:
+            return
+        self._rows_with_finals.remove(t)
         used = self._final_row[t]
         self._free += [int(row) for row in used[used >= 0]]
         used[:] = -1
@@ -160,6 +173,7 @@ class ReplayBuffer:
             self._free = list(range(2 * size - 1, size - 1, -1))
         row = self._free.pop()
         self._final_row[t, env] = row
+        self._rows_with_finals.add(t)
         if self._copy is not None:
             self._copy.note_final(row)
         if isinstance(final_obs, dict):
@@ -212,8 +226,10 @@ class ReplayBuffer:
             return cells
         flags = self._flags.reshape(-1)
         kept = cells[flags[cells] & _VALID > 0]
-        if not len(kept) and not (flags & _VALID).any():
-            raise ValueError("the replay buffer holds nothing to sample")
+        if not len(kept):
+            stored = flags[(oldest + np.arange(len(self))) % len(flags)]
+            if not (stored & _VALID).any():
+                raise ValueError("the replay buffer holds nothing to sample")
         while len(kept) < batch_size:
             more = self._draw_cells(batch_size - len(kept), oldest, generator)
             kept = np.concatenate((kept, more[flags[more] & _VALID > 0]))
@@ -277,19 +293,51 @@ class ReplayBuffer:
         self._max_priority = max(self._max_priority, float(priorities.max()))
         self._tree.set(cells, priorities)
 
+    def go_on_from(self, obs: Obs) -> None:
+        """The environments stand at ``obs``, which may not be the newest observation stored.
+
+        Where it is not, that one is kept as the last transition's final observation, so that no
+        episode goes on in another.
+        """
+        if not self._filled:
+            return
+        newest = (self._head - 1) % self._ring
+        stored = tree_map(lambda grid: grid[self._head].copy(), self._obs)
+        pairs = zip(tree_leaves(stored), tree_leaves(obs), strict=True)
+        same = np.logical_and.reduce([(a == b).reshape(self.num_envs, -1).all(1) for a, b in pairs])
+        for env in np.flatnonzero(~same & (self._flags[newest] & _ENDED == 0)):
+            self._flags[newest, env] |= _ENDED
+            self._keep_final(newest, int(env), stored, source=int(env))
+            self.changed_chunks.add(newest // self._chunk_rows)
+
     def check_finite(self, rows: int, first_step: int) -> None:
         """Refuse a NaN or infinity among the newest ``rows``, naming where it came from."""
-        recent = (self._head - 1 - np.arange(min(rows, self._filled))) % self._ring
+        count = min(rows, self._filled)
+        recent = (self._head - count + np.arange(count)) % self._ring
         keys = list(self._obs) if isinstance(self._obs, dict) else ["observation"]
-        named = [("reward", self._rewards), ("action", self._actions)]
-        named += zip(keys, tree_leaves(self._obs), strict=True)
-        for name, grid in named:
-            if grid.dtype.kind == "f" and not np.isfinite(grid[recent]).all():
-                back, env = np.argwhere(~np.isfinite(grid[recent]))[-1, :2]
-                raise NonFiniteError(
-                    f"{name} is not finite in environment {env}, {rows - 1 - back} vector steps"
-                    f" after global step {first_step}"
+        finals = self._final_row[recent]
+        found: list[tuple[int, int, str]] = []
+        named: list[tuple[str, Array]] = []
+        for key, grid, pool in zip(
+            keys, tree_leaves(self._obs), tree_leaves(self._final_obs), strict=True
+        ):
+            named.append((key, grid[recent]))
+            if (finals >= 0).any() and pool.dtype.kind == "f":
+                at_end = np.where(
+                    (finals >= 0).reshape(*finals.shape, *(1,) * (pool.ndim - 1)), pool[finals], 0
                 )
+                named.append((f"final {key}", at_end))
+        named += [("reward", self._rewards[recent]), ("action", self._actions[recent])]
+        for name, values in named:
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                row, env = np.argwhere(~np.isfinite(values))[0, :2]
+                found.append((int(row), int(env), name))
+        if found:
+            row, env, name = min(found, key=lambda one: one[0])
+            raise NonFiniteError(
+                f"{name} is not finite in environment {env}, {rows - count + row} vector steps"
+                f" after global step {first_step}"
+            )
 
     # -- state: the ring in chunks of rows, so that only what changed is written anew -----------
 
@@ -357,6 +405,7 @@ class ReplayBuffer:
         if self._copy is not None:
             self._copy.forget()
         self._final_row[:] = -1
+        self._rows_with_finals.clear()
         self._free = list(range(len(tree_leaves(self._final_obs)[0]) - 1, -1, -1))
         if self._tree is not None:
             self._tree.load(_own_array(state["priorities"]))

@@ -58,6 +58,7 @@ class ExperimentManager:
         try:
             if config.init_from is not None:
                 load_weights(setup.algorithm, config.init_from, setup.env)
+            setup.spec.trainer.check(setup)
             setup.run_dir = make_run_dir(config)
             (setup.run_dir / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
             exact = _is_exact(setup)
@@ -123,6 +124,7 @@ class ExperimentManager:
         setup = _assemble(config, env_fn, threads=state["training"]["counters"]["threads"])
         try:
             _check_spaces(state, setup.env)
+            setup.spec.trainer.check(setup)
             setup.run_dir = path.parent.parent
             trainer = setup.spec.trainer(setup, callbacks)
             empty = replay == "empty"

@@ -231,7 +231,7 @@ class SquashedGaussianHead(nn.Module):
         u = mean + log_std.exp() * noise
         log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
         logprob = -0.5 * noise.square() - log_std - _LOG_SQRT_2PI - log_slope
-        return torch.tanh(u), logprob.flatten(1).sum(1)
+        return torch.tanh(u), logprob.reshape(len(logprob), -1).sum(1)
 
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         both = params.reshape(*params.shape[:-1], 2, *self.shape)

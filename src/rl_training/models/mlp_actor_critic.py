@@ -114,7 +114,7 @@ class FlattenEncoder(nn.Module):
         """Concatenate."""
         if self.single_vector and isinstance(obs, Tensor):
             return obs
-        return torch.cat([leaf.flatten(1).float() for leaf in tree_leaves(obs)], 1)
+        return torch.cat([leaf.reshape(len(leaf), -1).float() for leaf in tree_leaves(obs)], 1)
 
 
 def make_encoder(obs_spec: ObsSpec, encoder: type[nn.Module] | None) -> tuple[nn.Module, int]:

@@ -101,7 +101,7 @@ class MLPCritics(nn.Module):
     def forward(self, obs: Any, actions: Tensor, members: int | None = None) -> Tensor:
         """Values (critics, batch) of actions in [-1, 1]."""
         obs, _ = split_mask(obs)
-        rows = torch.cat([self.encoder(obs), actions.flatten(1)], 1)
+        rows = torch.cat([self.encoder(obs), actions.reshape(len(actions), -1)], 1)
         return self.net(rows, members).squeeze(-1)  # type: ignore[no-any-return]
 
 

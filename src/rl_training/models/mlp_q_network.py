@@ -46,10 +46,14 @@ class MLPQNetwork(nn.Module):
         return values, mask
 
     def q_values(self, obs: Any) -> Tensor:
-        """The values of all actions; those of illegal ones are the least float."""
+        """The values of all actions; those of illegal ones are the least float.
+
+        Where nothing is legal (an ended episode's last observation may say so) all values count.
+        """
         values, mask = self.policy(obs)
         if mask is None:
             return values
+        mask = mask | ~mask.any(-1, keepdim=True)
         return values.masked_fill(~mask, torch.finfo(values.dtype).min)
 
     def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import CheckpointError
 
 _SUFFIX = ".replay"
+_WITHOUT = "resume without the replay: --replay empty"
 
 
 class ReplayStore:
@@ -33,7 +35,8 @@ class ReplayStore:
         """Write what changed since the last call; what a checkpoint must hold to find it all."""
         self._names += [""] * (replay.num_chunks - len(self._names))
         for index in range(replay.num_chunks):
-            if self._names[index] and index not in replay.changed_chunks:
+            known = self._names[index] and index not in replay.changed_chunks
+            if known and self._path(self._names[index]).is_file():
                 continue
             content = to_storable(replay.chunk_state(index))
             name = state_digest(content)
@@ -60,13 +63,17 @@ class ReplayStore:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             raise CheckpointError(
-                "this checkpoint's replay is gone (it is kept for 'last' and 'best' alone);"
-                " resume with an empty one: --replay empty"
+                f"this checkpoint's replay is not in {self._folder} (it is kept for 'last' and"
+                " 'best' alone); resume with an empty one: --replay empty"
             ) from None
         except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
-            raise CheckpointError(f"{path} is damaged ({type(error).__name__})") from None
+            raise CheckpointError(
+                f"{path} is damaged ({type(error).__name__}); {_WITHOUT}"
+            ) from None
         if state_digest(content) != name:
-            raise CheckpointError(f"{path} was altered or damaged: its digest does not match")
+            raise CheckpointError(
+                f"{path} was altered or damaged: its digest does not match; {_WITHOUT}"
+            )
         return dict(content)
 
     def _path(self, name: str) -> Path:
@@ -74,12 +81,20 @@ class ReplayStore:
 
     def prune(self, *, is_best: bool, best: Path) -> None:
         """Delete chunks named neither by what was just saved nor by the best checkpoint."""
+        for leftover in self._folder.glob(".*.tmp"):  # of a process that was killed
+            leftover.unlink()
         if is_best:
             self._best = set(self._names)
         elif self._best is None:  # once after a resume
-            self._best = set()
-            if best.is_file():
-                self._best = set(load_checkpoint(best)["training"]["extra"]["replay"]["chunks"])
+            if not best.is_file():
+                self._best = set()
+            else:
+                try:
+                    state = load_checkpoint(best)
+                except CheckpointError as error:
+                    warnings.warn(f"no replay file is deleted any more: {error}", stacklevel=2)
+                    return
+                self._best = set(state["training"]["extra"]["replay"]["chunks"])
         kept = self._best | set(self._names)
         for path in self._folder.glob(f"*{_SUFFIX}"):
             if path.stem not in kept:

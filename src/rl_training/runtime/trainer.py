@@ -138,6 +138,10 @@ class Trainer(ABC):
         ]
         return result
 
+    @staticmethod  # noqa: B027 - most need nothing
+    def check(setup: Setup) -> None:
+        """Refuse what the machine cannot hold, before a run folder is made."""
+
     @abstractmethod
     def round_up(self, total: int) -> int:
         """Whole iterations that hold ``total`` steps."""
