@@ -106,20 +106,27 @@ def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     return logprob, -(log_p.exp() * log_p).sum(-1)
 
 
-class GaussianHead(nn.Module):
-    """Box: a diagonal Gaussian with a learnt, state-independent deviation."""
+class _NormalNoise(nn.Module):
+    """What the heads for Box actions share: one normal number per component."""
 
-    def __init__(self, shape: tuple[int, ...], log_std_init: float) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.shape = shape
-        self.param_size = math.prod(shape)
         self.noise_shape = shape
-        self.log_std = nn.Parameter(torch.full((self.param_size,), log_std_init))
+        self.param_size = math.prod(shape)
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(
             (*shape, *self.noise_shape), generator=generator, device=generator.device
         )
+
+
+class GaussianHead(_NormalNoise):
+    """Box: a diagonal Gaussian with a learnt, state-independent deviation."""
+
+    def __init__(self, shape: tuple[int, ...], log_std_init: float) -> None:
+        super().__init__(shape)
+        self.log_std = nn.Parameter(torch.full((self.param_size,), log_std_init))
 
     def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
         del mask
@@ -192,21 +199,14 @@ class BernoulliHead(nn.Module):
         return None
 
 
-class SquashedGaussianHead(nn.Module):
+class SquashedGaussianHead(_NormalNoise):
     """Box within bounds: tanh of a Gaussian whose mean and deviation depend on the state."""
 
     _LOG_STD = (-20.0, 2.0)
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.shape = shape
+        super().__init__(shape)
         self.param_size = 2 * math.prod(shape)
-        self.noise_shape = shape
-
-    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(
-            (*shape, *self.noise_shape), generator=generator, device=generator.device
-        )
 
     def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
         del mask
@@ -250,20 +250,12 @@ class SquashedGaussianHead(nn.Module):
         return choose
 
 
-class TanhHead(nn.Module):
+class TanhHead(_NormalNoise):
     """Box within bounds: a deterministic action; exploring adds noise to it, within the bounds."""
 
     def __init__(self, shape: tuple[int, ...], exploration_noise: float) -> None:
-        super().__init__()
-        self.shape = shape
-        self.param_size = math.prod(shape)
-        self.noise_shape = shape
+        super().__init__(shape)
         self.exploration_noise = exploration_noise
-
-    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(
-            (*shape, *self.noise_shape), generator=generator, device=generator.device
-        )
 
     def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
         return (self.mode(params, mask) + self.exploration_noise * noise).clamp(-1.0, 1.0)

@@ -51,16 +51,18 @@ def check_acceleration(mode: str, device: torch.device) -> None:
             )
 
 
-_WIDE = 256
-"""Layers from this width on have enough to do for several threads."""
+_WORTH_THREADS = 256**3
+"""Rows x inputs x outputs of a layer from which on several threads are faster than one."""
 
 
 def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec) -> int:
     """How many CPU threads torch should use."""
     if config.torch_threads is not None:
         return config.torch_threads
-    wide = max(config.algo_kwargs.hidden_sizes, default=0) >= _WIDE
-    return torch.get_num_threads() if wide or has_images(obs_spec) else 1
+    knobs = config.algo_kwargs
+    rows = getattr(knobs, "batch_size", 256)
+    large = rows * max(knobs.hidden_sizes, default=0) ** 2 >= _WORTH_THREADS
+    return torch.get_num_threads() if large or has_images(obs_spec) else 1
 
 
 @contextlib.contextmanager
