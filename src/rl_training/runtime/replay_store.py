@@ -64,7 +64,7 @@ class ReplayStore:
         except FileNotFoundError:
             raise CheckpointError(
                 f"this checkpoint's replay is not in {self._folder} (it is kept for 'last' and"
-                " 'best' alone); resume with an empty one: --replay empty"
+                f" 'best' alone); {_WITHOUT}"
             ) from None
         except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
             raise CheckpointError(
