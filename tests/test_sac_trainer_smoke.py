@@ -14,7 +14,7 @@ import rl_training
 from conftest import MakeConfig
 from rl_training.config import config_from_file
 from rl_training.envs import VectorAdapter
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.sac_trainer import train_sac
@@ -267,6 +267,20 @@ def test_many_updates_a_step_make_shorter_iterations(make_config: MakeConfig) ->
     trainer = ExperimentManager.setup(config)
     trainer.train()
     assert trainer.iteration == 3  # four updates a step: 250 steps
+
+
+class NanAtTheEnd(Scalars):
+    """Its episodes end in a NaN that no policy ever sees, only the critics."""
+
+    def step(self, action: Any) -> Any:
+        ends = bool(self.np_random.random() < 0.05)
+        return np.float32(np.nan if ends else 0.5), 0.0, False, ends, {}
+
+
+@BOTH
+def test_a_nan_is_traced_to_the_final_observation(algo: str, make_config: MakeConfig) -> None:
+    with pytest.raises(NonFiniteError, match=r"^final observation is not finite in environment"):
+        ExperimentManager.setup(make_config(algo=algo), env_fn=NanAtTheEnd).train()
 
 
 def test_a_run_that_learns_nothing_says_so(make_config: MakeConfig) -> None:

@@ -333,7 +333,8 @@ class ReplayBuffer:
                 row, env = np.argwhere(~np.isfinite(values))[0, :2]
                 found.append((int(row), int(env), name))
         if found:
-            row, env, name = min(found, key=lambda one: one[0])
+            # The earliest, but an action only where nothing else is: it is the policy's answer.
+            row, env, name = min(found, key=lambda one: (one[2] == "action", one[0]))
             raise NonFiniteError(
                 f"{name} is not finite in environment {env}, {rows - count + row} vector steps"
                 f" after global step {first_step}"
