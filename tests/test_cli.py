@@ -21,7 +21,7 @@ import pytest
 
 from rl_training import cli
 from rl_training.checkpointing import load_checkpoint
-from rl_training.config import TrainConfig, algo_config_type, config_from_file
+from rl_training.config import AtariConfig, TrainConfig, algo_config_type, config_from_file
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.version import __version__
 
@@ -184,7 +184,8 @@ def test_every_field_and_knob_is_a_flag_with_its_docstring(capsys: Captured, alg
     assert call("train", "--algo", algo, "--help") == 0
     blocks = help_blocks(capsys.readouterr().out)
     expected = {f"--{name}": doc for name, doc in field_docs(TrainConfig).items()}
-    del expected["--algo_kwargs"]
+    del expected["--algo_kwargs"], expected["--atari"]
+    expected |= {f"--atari.{name}": doc for name, doc in field_docs(AtariConfig).items()}
     knobs = field_docs(algo_config_type(algo))
     expected |= {f"--algo-kwargs.{name}": doc for name, doc in knobs.items()}
     assert len(expected) > 40

@@ -374,7 +374,6 @@ def _actor_critic(env: VectorAdapter) -> MLPActorCritic:
         hidden_sizes=(16,),
         activation="tanh",
         log_std_init=0.0,
-        encoder=None,
         normalize_obs=True,
         clip_obs=10.0,
     )

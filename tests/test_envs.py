@@ -321,9 +321,56 @@ def test_a_dict_of_boxes_is_observed_key_by_key() -> None:
     env, envs = adapted(spaces.Dict({"vector": BOX, "image": image}))
     obs = env.reset()
     assert isinstance(obs, dict)
-    assert env.obs_spec.shape() == {"vector": (3,), "image": (4, 4, 1)}
-    for key in ("vector", "image"):
-        assert_same(obs[key], np.stack([e.shown[-1][key] for e in envs]))
+    assert env.obs_spec.shape() == {"vector": (3,), "image": (1, 4, 4)}
+    assert_same(obs["vector"], np.stack([e.shown[-1]["vector"] for e in envs]))
+    assert_same(obs["image"][:, 0], np.stack([e.shown[-1]["image"][..., 0] for e in envs]))
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ((96, 80, 3), (3, 96, 80)),
+        ((3, 96, 80), (3, 96, 80)),
+        ((84, 84), (1, 84, 84)),
+        ((4, 96, 80, 3), (12, 96, 80)),
+        ((4, 3, 96, 80), (12, 96, 80)),
+        ((4, 84, 84), (4, 84, 84)),
+    ],
+)
+def test_images_are_stored_channel_first_whatever_their_shape(
+    given: tuple[int, ...], stored: tuple[int, ...]
+) -> None:
+    env, envs = adapted(spaces.Box(0, 255, given, np.uint8))
+    obs = env.reset()
+    assert env.obs_spec.leaves[""].shape == stored
+    assert isinstance(obs, np.ndarray)
+    assert obs.flags.c_contiguous
+    raw = envs[1].shown[-1]
+    channels = raw.reshape(-1, *raw.shape[-2:]) if given[-1] != 3 else None
+    if channels is None:  # channels last: one picture after the other, colour by colour
+        pictures = raw if raw.ndim == 4 else raw[None]
+        channels = np.stack([p[..., c] for p in pictures for c in range(3)])
+    assert np.array_equal(obs[1], channels)
+    alone: Any = env.obs_spec.cast(raw)
+    assert np.array_equal(alone, channels), "as `predict` gets it"
+    assert type(env.obs_spec).from_plain(env.obs_spec.to_plain()) == env.obs_spec
+
+
+def test_final_observations_are_arranged_like_the_others() -> None:
+    env, _ = adapted(spaces.Box(0, 255, (40, 50, 3), np.uint8))
+    env.reset()
+    for _ in range(30):
+        step = env.step(np.zeros(2, np.int64))
+        if (step.terminated | step.truncated).any():
+            break
+    assert isinstance(step.final_obs, np.ndarray)
+    assert step.final_obs.shape == (2, 3, 40, 50)
+
+
+def test_bytes_that_are_no_brightness_are_numbers() -> None:
+    env, _ = adapted(spaces.Box(0, 3, (8, 8, 3), np.uint8))
+    assert env.obs_spec.leaves[""].dtype == "float32"
+    assert not env.obs_spec.has_images
 
 
 @pytest.mark.parametrize(
@@ -556,7 +603,7 @@ def test_atari_registers_itself_and_keeps_its_pixels_as_bytes(make_config: MakeC
     first = env.reset()
     assert not isinstance(first, dict)
     assert first.dtype == np.uint8
-    assert first.shape == (1, 210, 160, 3)
+    assert first.shape == (1, 3, 210, 160)
     env.step(np.zeros(1, np.int64))
     env.close()
 

@@ -74,7 +74,7 @@ def test_after_it_actions_are_the_policys_with_noise(
     assert isinstance(trainer, OffPolicyTrainer)
     actions = actions_taken(trainer, monkeypatch)[100:]
     model: Any = trainer.algorithm.module
-    obs = torch.from_numpy(trainer.replay._obs[100:500, 0])
+    obs = torch.from_numpy(trainer.replay._obs.rows[100:500, 0])
     greedy = model.actor.actions(obs).detach().numpy()
     away = actions - greedy
     assert (away != 0).all()

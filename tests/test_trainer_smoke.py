@@ -152,12 +152,12 @@ def test_a_users_encoder_is_used_and_restored(make_config: MakeConfig) -> None:
         ExperimentManager.setup(make_config(encoder="test_trainer_smoke:Missing"))
 
 
-def test_an_image_without_an_encoder_is_refused(make_config: MakeConfig) -> None:
+def test_an_image_too_small_for_the_network_is_refused(make_config: MakeConfig) -> None:
     class Env(gym.Env[Any, Any]):
         observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
         action_space = gym.spaces.Discrete(2)
 
-    with pytest.raises(ConfigError, match=r"image of shape \(8, 8, 3\)"):
+    with pytest.raises(ConfigError, match=r"images of 8 x 8 are too small for NatureCNN.*36 x 36"):
         ExperimentManager.setup(make_config(), env_fn=Env)
 
 

@@ -295,7 +295,8 @@ class Watch(Callback):
         self.run_dir = Path()
 
     def on_start(self, trainer: Trainer) -> None:
-        vector = trainer.env.env
+        env: Any = trainer.env
+        vector = env.env
         assert isinstance(vector, WorkerVectorEnv)
         self.pids = worker_pids(vector)
         self.run_dir = trainer.run_dir

@@ -45,6 +45,56 @@ class WrapperConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AtariConfig:
+    """The standard Atari pipeline (Mnih et al. 2015; Machado et al. 2018, arXiv:1709.06009).
+
+    Frames are grayscale; each one shown is the brighter of the last two of a skip, resized.
+    Evaluation plays whole games and counts raw scores, whatever is said here.
+    """
+
+    noop_max: int = 30
+    """Most no-op frames (a random number, at least 1) that a game starts with; 0: none."""
+    frame_skip: int = 4
+    """Frames each action is repeated for."""
+    screen_size: int = 84
+    """Height and width that frames are resized to."""
+    frame_stack: int = 4
+    """Latest frames in one observation, as channels; before a game's first frame they are black."""
+    terminal_on_life_loss: bool = True
+    """To the agent a lost life ends the episode; the game goes on."""
+    fire_on_reset: bool = True
+    """Press FIRE when a game starts, where there is such an action."""
+    clip_rewards: bool = True
+    """Learn from the signs of rewards."""
+    sticky_actions: float | None = None
+    """Probability that the last action is repeated instead; unset: the id's (v5 0.25, v4 0)."""
+    max_frames: int = 108_000
+    """Frames after which a game is truncated (108,000: half an hour of play)."""
+
+    seed_interval: int = 10_000
+    """Steps of an environment after which its next game is seeded anew, which takes 0.1 s.
+
+    A native vector plays all since then again to resume; 0: never, and resuming starts new games.
+    """
+
+    def __post_init__(self) -> None:
+        check_types(self, "atari")
+        require(self.seed_interval >= 0, "atari.seed_interval", "zero or more", self.seed_interval)
+        for name in ("frame_skip", "screen_size", "frame_stack"):
+            require(getattr(self, name) >= 1, f"atari.{name}", "at least 1", getattr(self, name))
+        require(self.noop_max >= 0, "atari.noop_max", "zero or more", self.noop_max)
+        require(
+            self.max_frames >= self.frame_skip,
+            "atari.max_frames",
+            "a skip or more",
+            self.max_frames,
+        )
+        if self.sticky_actions is not None:
+            allowed = 0 <= self.sticky_actions < 1
+            require(allowed, "atari.sticky_actions", "at least 0, below 1", self.sticky_actions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Generic[AlgoConfig]):
     """One training run. Every field is also a command-line flag."""
 
@@ -66,6 +116,12 @@ class TrainConfig(Generic[AlgoConfig]):
     """Seconds an async worker may take for one step or reset before the run is stopped."""
     wrappers: tuple[WrapperConfig, ...] = ()
     """Wrappers around each environment, innermost first (on the command line: YAML)."""
+    preprocessing: Literal["none", "atari"] = "none"
+    """'atari' shows ALE games as agents usually see them; how, is said under 'atari'."""
+    atari: AtariConfig = dataclasses.field(default_factory=AtariConfig)
+    """The Atari pipeline, where preprocessing asks for it."""
+    overlap: bool = False
+    """Step one half of the environments while the policy chooses for the other (native Atari)."""
 
     normalize_obs: bool = False
     """Standardise observations by their running mean and variance, kept with the policy."""
@@ -80,6 +136,8 @@ class TrainConfig(Generic[AlgoConfig]):
     """Where the networks live; 'auto': an accelerator for images, the CPU (faster) for vectors."""
     acceleration: Literal["eager", "compile", "cudagraph"] = "eager"
     """How updates run: 'compile' fuses loss and gradients; 'cudagraph' launches all at once too."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the networks that see images; bfloat16 needs CUDA."""
     torch_threads: int | None = None
     """CPU threads of torch; unset: one for small networks on vectors (faster), else torch's own."""
 
@@ -134,7 +192,18 @@ class TrainConfig(Generic[AlgoConfig]):
             raise ConfigError(
                 "'wrappers' cannot be put around a native vector; use vectorization: sync or async"
             )
+        self._check_atari()
         self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
+
+    def _check_atari(self) -> None:
+        if self.preprocessing == "none" and self.atari != AtariConfig():
+            raise ConfigError("settings under 'atari' do nothing without preprocessing: atari")
+        if self.overlap:
+            native_atari = self.preprocessing == "atari" and self.vectorization == "native"
+            require(
+                native_atari, "overlap", "with preprocessing: atari, vectorization: native", True
+            )
+            require(self.num_envs % 2 == 0, "num_envs", "even with overlap", self.num_envs)
 
     def _typed_algo_kwargs(self) -> Any:
         wanted = algo_config_type(self.algo)
@@ -190,6 +259,8 @@ def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> d
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lay ``over`` on ``base``: algorithm knobs one by one (unless the algorithm changes)."""
     merged = {**base, **over}
+    if isinstance(base.get("atari"), Mapping) and isinstance(over.get("atari"), Mapping):
+        merged["atari"] = {**base["atari"], **over["atari"]}
     same_algo = over.get("algo", base.get("algo")) == base.get("algo")
     knobs, new_knobs = base.get("algo_kwargs"), over.get("algo_kwargs")
     if isinstance(knobs, Mapping) and same_algo:

@@ -46,7 +46,10 @@ def make_eval_env(
     config: TrainConfig[Any], num_episodes: int, env_fn: EnvFn | None = None
 ) -> VectorAdapter:
     """Environments for evaluation, apart from those trained on."""
-    if config.vectorization == "native" and has_single_env(config):
+    if config.preprocessing == "atari":
+        whole_games = {"terminal_on_life_loss": False, "clip_rewards": False}
+        config = config.with_overrides(atari=whole_games, overlap=False)
+    elif config.vectorization == "native" and has_single_env(config):
         config = config.with_overrides(vectorization="sync")
     count = min(num_episodes, _MAX_EVAL_ENVS)
     return VectorAdapter(make_vector_env(config, count, env_fn=env_fn), config.seed)

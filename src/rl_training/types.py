@@ -73,10 +73,12 @@ class VectorStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and storage dtype of one array."""
+    """Shape and storage dtype of one array; images are stored channel first."""
 
     shape: tuple[int, ...]
     dtype: str
+    given: tuple[int, ...] = ()
+    """An image's shape as the environment gives it, where that is another; see `arranged`."""
 
     @property
     def is_image(self) -> bool:
@@ -87,6 +89,36 @@ class ArraySpec:
     def size(self) -> int:
         """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def given_shape(self) -> tuple[int, ...]:
+        """Shape of one array as it comes from the environment."""
+        return self.given or self.shape
+
+    def arranged(self, given: Any) -> Array:
+        """A view of what the environment gave, batched or not, in the shape of storage.
+
+        (height, width) gets a channel; channels that come last go first; a stack of images,
+        (images, height, width, channels), becomes one image of all their channels.
+        """
+        array: Array = np.asarray(given)
+        if not self.given:
+            return array
+        batch = array.shape[: array.ndim - len(self.given)]
+        if self.given[-3:-1] == self.shape[1:]:
+            array = np.moveaxis(array, -1, -3)
+        return array.reshape(*batch, *self.shape)
+
+    def to_plain(self) -> list[Any]:
+        """Plain values, for a checkpoint."""
+        plain = [list(self.shape), self.dtype]
+        return [*plain, list(self.given)] if self.given else plain
+
+    @staticmethod
+    def from_plain(plain: Any) -> ArraySpec:
+        """The inverse of :meth:`to_plain`."""
+        shape, dtype, *given = plain
+        return ArraySpec(tuple(shape), dtype, *(tuple(one) for one in given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +137,11 @@ class ObsSpec:
         """The leaves an encoder sees: all but the action mask."""
         return {key: leaf for key, leaf in self.leaves.items() if key != ACTION_MASK}
 
+    @property
+    def has_images(self) -> bool:
+        """Whether an observation holds pixels."""
+        return any(leaf.is_image for leaf in self.encoded.values())
+
     def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
         """Shapes, as a buffer wants them."""
         if self.is_dict:
@@ -112,19 +149,23 @@ class ObsSpec:
         return self.leaves[""].shape
 
     def cast(self, obs: Any) -> Obs:
-        """A fresh copy of ``obs`` in the storage dtypes."""
+        """A fresh copy of ``obs`` in the dtypes and shapes of storage."""
         if self.is_dict:
-            return {k: np.array(obs[k], dtype=leaf.dtype) for k, leaf in self.leaves.items()}
-        return np.array(obs, dtype=self.leaves[""].dtype)
+            return {k: _cast(obs[k], leaf) for k, leaf in self.leaves.items()}
+        return _cast(obs, self.leaves[""])
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
-        return {k: [list(leaf.shape), leaf.dtype] for k, leaf in self.leaves.items()}
+        return {k: leaf.to_plain() for k, leaf in self.leaves.items()}
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> ObsSpec:
         """The inverse of :meth:`to_plain`."""
-        return ObsSpec({k: ArraySpec(tuple(shape), dtype) for k, (shape, dtype) in plain.items()})
+        return ObsSpec({k: ArraySpec.from_plain(leaf) for k, leaf in plain.items()})
+
+
+def _cast(array: Any, leaf: ArraySpec) -> Array:
+    return np.array(leaf.arranged(array), dtype=leaf.dtype, order="C")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,6 +67,11 @@ class CudaGraph:
             return self._outputs
         return pytree.tree_map_only(Tensor, torch.clone, self._outputs)
 
+    @property
+    def inputs(self) -> Any:
+        """The last call's inputs on the device; the next call overwrites them."""
+        return self._inputs.on_device
+
     def _on_side_stream(self) -> Any:
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))

@@ -53,8 +53,8 @@ class DQNConfig(OffPolicyConfig):
     """How much priorities matter, 0 to 1."""
     priority_beta: float = 0.4
     """Correction for priorities at the start; annealed to 1 over the run."""
-    hidden_sizes: tuple[int, ...] = (120, 84)
-    """Widths of the hidden layers."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the hidden layers; unset: 120 84, none after images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -135,13 +135,10 @@ def _adam_formula(
     flat.sub_(rate / correction1 * exp_avg / ((exp_avg_sq / correction2).sqrt() + eps))
 
 
-def clip_norm(gradient: Tensor, max_norm: float | None) -> Tensor:
-    """Scale a gradient down to at most ``max_norm``, if there is one."""
-    if max_norm is None:
-        return gradient
+def clip_scale(gradient: Tensor, max_norm: float) -> Tensor:
+    """What a gradient must be multiplied by to have a norm of at most ``max_norm``."""
     norm = torch.linalg.vector_norm(gradient)
-    scale: Tensor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return gradient * scale
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)  # type: ignore[no-any-return]
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -193,14 +190,18 @@ def gradient_function(
 
 def _eager(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
     parameters = trainable(module)
+    # Written again by every call: megabytes of fresh memory would cost more than the copy.
+    flat = torch.empty_like(torch.cat([p.detach().reshape(-1) for p in parameters]))
 
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         metrics = loss(batch)
         parts = torch.autograd.grad(
             metrics["loss"], parameters, allow_unused=True, materialize_grads=True
         )
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        return clip_norm(flat, max_norm), {k: v.detach() for k, v in metrics.items()}
+        torch.cat([part.reshape(-1) for part in parts], out=flat)
+        if max_norm is not None:
+            flat.mul_(clip_scale(flat, max_norm))
+        return flat, {k: v.detach() for k, v in metrics.items()}
 
     return gradient
 
@@ -235,7 +236,9 @@ def _compiled(module: nn.Module, loss: LossFn, max_norm: float | None) -> Gradie
 
         parts, (_, metrics) = torch.func.grad_and_value(of, has_aux=True)(params)
         flat = torch.cat([part.reshape(-1) for part in parts.values()])
-        return clip_norm(flat, max_norm), metrics
+        if max_norm is not None:
+            flat = flat * clip_scale(flat, max_norm)
+        return flat, metrics
 
     compiled = accelerate(whole, "compile")
 

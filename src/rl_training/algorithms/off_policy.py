@@ -40,18 +40,20 @@ class OffPolicyConfig:
     """Discount factor."""
     n_step: int = 1
     """Steps of reward summed before the value of what follows."""
-    hidden_sizes: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] | None = (256, 256)
     """Widths of the hidden layers of every network."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "relu"
     """Activation between layers."""
     encoder: str | None = None
-    """A 'module:Class' taking the ObsSpec, with an output_size: replaces the flattening."""
+    """A 'module:Class' taking the ObsSpec, with an output_size; unset: a NatureCNN per image."""
+    feature_size: int = 512
+    """Numbers that a convolutional network makes of each image."""
     replay_device: Literal["cpu", "accelerator"] = "cpu"
     """'accelerator' keeps a copy of the replay beside the networks and draws batches there."""
 
     def __post_init__(self) -> None:
         check_types(self, "algo_kwargs")
-        for name in ("buffer_size", "batch_size", "train_freq", "n_step"):
+        for name in ("buffer_size", "batch_size", "train_freq", "n_step", "feature_size"):
             self._require(getattr(self, name) >= 1, name, "at least 1")
         self._require(self.learning_starts >= 0, "learning_starts", "zero or more")
         self._require(0 <= self.gamma <= 1, "gamma", "between 0 and 1")
@@ -59,7 +61,7 @@ class OffPolicyConfig:
         self._require(finite_rate, "learning_rate", "above 0 and finite")
         steps = self.gradient_steps
         self._require(steps == -1 or 0 < steps < math.inf, "gradient_steps", "above 0, or -1")
-        for width in self.hidden_sizes:
+        for width in self.hidden_sizes or ():
             self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
     def _require(self, condition: bool, name: str, rule: str) -> None:

@@ -52,14 +52,16 @@ class PPOConfig:
     """Gradients are scaled down to at most this norm."""
     target_kl: float | None = None
     """End a rollout's epochs once the policy has moved this far; unset: never."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers, of the policy and of the value network."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the hidden layers, of policy and value each; unset: 64 64, none after images."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
     """Activation between layers."""
     log_std_init: float = 0.0
     """Log of the action deviation at the start (Box actions, in units of half the range)."""
     encoder: str | None = None
-    """A 'module:Class' taking the ObsSpec, with an output_size: replaces the flattening."""
+    """A 'module:Class' taking the ObsSpec, with an output_size; unset: a NatureCNN per image."""
+    feature_size: int = 512
+    """Numbers that a convolutional network makes of each image."""
 
     def __post_init__(self) -> None:
         check_types(self, "algo_kwargs")
@@ -76,7 +78,8 @@ class PPOConfig:
             self._require(math.isfinite(getattr(self, name)), name, "finite")
         if self.target_kl is not None:
             self._require(self.target_kl > 0, "target_kl", "above 0")
-        for width in self.hidden_sizes:
+        self._require(self.feature_size >= 1, "feature_size", "at least 1")
+        for width in self.hidden_sizes or ():
             self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
     def _require(self, condition: bool, name: str, rule: str) -> None:
@@ -233,12 +236,15 @@ class PPO:
     def prepare(self, rollout: RolloutBuffer) -> None:
         """Values, log-probabilities, bootstraps and advantages of a rollout, in batched passes.
 
-        Nothing of this is needed to choose an action, so collecting does not pay for it.
+        For vectors nothing of this is needed to choose an action, so collecting does not pay for
+        it. The network that sees images is most of the work, and has run by then: there the actor
+        says values and log-probabilities as it goes.
         """
         batch = rollout.flat()
-        was = self._evaluate({"obs": batch["obs"], "actions": batch["actions"]})
-        rollout.logprobs.view(-1).copy_(was.logprob)
-        rollout.values.view(-1).copy_(was.value)
+        if not rollout.evaluated:
+            was = self._evaluate({"obs": batch["obs"], "actions": batch["actions"]})
+            rollout.logprobs.view(-1).copy_(was.logprob)
+            rollout.values.view(-1).copy_(was.value)
         truncated = rollout.truncated_observations()
         if truncated is not None:
             index, final_obs = truncated

@@ -126,7 +126,9 @@ class ManagedAlgorithm:
         """The trained policy, or an untrained one (its spaces read off the environment once)."""
         if self._policy is None:
             vector = make_vector_env(
-                self.config.with_overrides(vectorization="sync"), 1, env_fn=self.env_fn
+                self.config.with_overrides(vectorization="sync", overlap=False),
+                1,
+                env_fn=self.env_fn,
             )
             adapter = VectorAdapter(vector, self.config.seed)
             adapter.close()

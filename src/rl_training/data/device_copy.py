@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.obs_store import Gather, ObsStore
 from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import Array
 
 
 class DeviceCopy:
-    """Follows the arrays of a ring: (rows, environments, ...), and of its pool of final ones.
+    """Follows the `ObsStore`s of a ring, and its actions: (rows, environments, ...).
 
     What is drawn, and every scalar, is settled on the host: batches are the same wherever they
     are gathered. Rows are uploaded when a batch is wanted, all that were added since in one go.
@@ -22,9 +23,9 @@ class DeviceCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._obs: Any = None
+        self._images: Any = None
+        self._pools: Any = None
         self._actions: Any = None
-        self._finals: Any = None
         self._stale_rows: int | None = None
         self._stale_finals: list[int] = []
 
@@ -43,47 +44,70 @@ class DeviceCopy:
         self._stale_rows = None
         self._stale_finals.clear()
 
-    def sync(self, obs: Any, actions: Array, finals: Any, head: int) -> None:
+    def sync(self, stores: Any, actions: Array, head: int) -> None:
         """Upload what changed; ``head`` is the row that holds the newest observation alone."""
-        ring = len(actions)
+        ring, width = actions.shape[:2]
+        pools = tree_map(lambda store: store.pool, stores)
         if self._stale_rows is None or self._stale_rows >= ring:
-            self._obs, self._actions = self._uploaded(obs), self._uploaded(actions)
-            self._finals = self._uploaded(finals)
+            self._images = tree_map(lambda store: self._uploaded(store.flat), stores)
+            self._pools = tree_map(self._uploaded, pools)
+            self._actions = self._uploaded(actions)
         else:
             for rows in _slices(head - self._stale_rows, self._stale_rows + 1, ring):
-                _refresh(self._obs, obs, rows)
+                cells = slice(rows.start * width, rows.stop * width)
+                tree_map(lambda copy, s: _refresh(copy, s.flat, cells), self._images, stores)  # noqa: B023
                 _refresh(self._actions, actions, rows)
-            if len(tree_leaves(finals)[0]) != len(tree_leaves(self._finals)[0]):
-                self._finals = self._uploaded(finals)
+            if len(tree_leaves(pools)[0]) != len(tree_leaves(self._pools)[0]):
+                self._pools = tree_map(self._uploaded, pools)
             else:
                 for row in self._stale_finals:
-                    _refresh(self._finals, finals, slice(row, row + 1))
+                    one = slice(row, row + 1)
+                    tree_map(lambda copy, pool: _refresh(copy, pool, one), self._pools, pools)  # noqa: B023
         self._stale_rows = 0
         self._stale_finals.clear()
 
-    def _uploaded(self, arrays: Any) -> Any:
-        return tree_map(lambda array: torch.from_numpy(array).to(self._device, copy=True), arrays)
+    def _uploaded(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device, copy=True)
 
-    def take(self, cells: Array, next_cells: Array, finals: Array) -> dict[str, Any]:
+    def take(
+        self, stores: Any, cells: Array, following: Array, last: Array, finals: Array
+    ) -> dict[str, Any]:
         """Gather transitions; the successor is a final one where ``finals`` names its row."""
-        indices = torch.from_numpy(np.stack((cells, next_cells, finals)))
-        here, following, rows = indices.to(self._device, non_blocking=True)
-        ended = rows >= 0
-        rows = rows.clamp(min=0)
-
-        def gather(ring: Tensor) -> Tensor:
-            return ring.flatten(0, 1).index_select(0, here)
-
-        def successors(ring: Tensor, pool: Tensor) -> Tensor:
-            taken = ring.flatten(0, 1).index_select(0, following)
-            mask = ended.view(-1, *(1,) * (taken.ndim - 1))
-            return torch.where(mask, pool.index_select(0, rows), taken)
-
+        plans: Any = tree_map(lambda store: store.plan(cells, following, last, finals), stores)
+        obs: Any = tree_map(self._gathered, stores, plans, self._images)
+        next_obs: Any = tree_map(self._successors, stores, plans, self._images, self._pools)
+        there = torch.from_numpy(cells).to(self._device, non_blocking=True)
         return {
-            "obs": tree_map(gather, self._obs),
-            "actions": gather(self._actions),
-            "next_obs": tree_map(successors, self._obs, self._finals),
+            "obs": obs,
+            "actions": self._actions.flatten(0, 1).index_select(0, there),
+            "next_obs": next_obs,
         }
+
+    def _gathered(self, store: ObsStore, plan: Gather, images: Tensor) -> Tensor:
+        taken = self._stacked(store, plan.here, images)
+        return self._patched(taken, plan, of_successors=False)
+
+    def _successors(self, store: ObsStore, plan: Gather, images: Tensor, pool: Tensor) -> Tensor:
+        taken = self._stacked(store, plan.following, images)
+        rows = torch.from_numpy(plan.finals).to(self._device, non_blocking=True)
+        ended = (rows >= 0).view(-1, *(1,) * (taken.ndim - 1))
+        final = pool.index_select(0, rows.clamp(min=0))
+        if store.stack == 1:
+            return torch.where(ended, final, taken)
+        newest = taken[:, -final.shape[1] :]
+        newest.copy_(torch.where(ended, final, newest))
+        return self._patched(taken, plan, of_successors=True)
+
+    def _stacked(self, store: ObsStore, index: Array, images: Tensor) -> Tensor:
+        where = torch.from_numpy(np.ascontiguousarray(index).reshape(-1))
+        taken = images.index_select(0, where.to(self._device, non_blocking=True))
+        return taken.view(len(index), *store.shape)
+
+    def _patched(self, taken: Tensor, plan: Gather, *, of_successors: bool) -> Tensor:
+        for is_next, row, whole in plan.patches:
+            if is_next == of_successors:
+                taken[row] = torch.from_numpy(whole).to(self._device)
+        return taken
 
 
 def _slices(start: int, count: int, ring: int) -> Iterator[slice]:
@@ -94,8 +118,5 @@ def _slices(start: int, count: int, ring: int) -> Iterator[slice]:
         yield slice(0, start + count - ring)
 
 
-def _refresh(copies: Any, arrays: Any, rows: slice) -> None:
-    def refresh(copy: Tensor, array: Array) -> None:
-        copy[rows].copy_(torch.from_numpy(array[rows]), non_blocking=True)
-
-    tree_map(refresh, copies, arrays)
+def _refresh(copy: Tensor, array: Array, rows: slice) -> None:
+    copy[rows].copy_(torch.from_numpy(array[rows]), non_blocking=True)

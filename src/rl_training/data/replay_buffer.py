@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from rl_training.data.device_copy import DeviceCopy
+from rl_training.data.obs_store import ObsStore, own_array
 from rl_training.data.sum_tree import SumTree
 from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
 _TERMINATED, _ENDED, _VALID = 1, 2, 4
-_FIRST_FINALS = 64
 _CHUNK_BYTES = 1 << 20
 
 
@@ -37,6 +37,7 @@ class ReplayBuffer:
     The successor of a stored observation is the next row of the ring. Only where an episode ended
     is there another, its true final observation, kept in a pool beside the ring. The row after
     the newest one holds the observation the environments stand at, and is never sampled.
+    Where observations are stacks of images (``frame_stack``), each image is stored once.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ReplayBuffer:
         n_step: int = 1,
         gamma: float = 0.99,
         prioritization: Prioritization | None = None,
+        frame_stack: int = 1,
         device: torch.device | None = None,
     ) -> None:
         if capacity < num_envs:
@@ -57,24 +59,20 @@ class ReplayBuffer:
         self.n_step = n_step
         self.gamma = gamma
         self.rows = -(-capacity // num_envs)
-        self._ring = self.rows + 1
-        self._obs_spec = obs_spec
+        # The oldest transition's stack goes back over rows that are not sampled any more.
+        self._ring = self.rows + frame_stack
+        self._frame_stack = frame_stack
         shape = (self._ring, num_envs)
-
-        def obs_grid(leading: tuple[int, ...]) -> Any:
-            grids = {
-                key: np.zeros((*leading, *leaf.shape), leaf.dtype)
-                for key, leaf in obs_spec.leaves.items()
-            }
-            return grids if obs_spec.is_dict else grids[""]
-
-        self._obs: Any = obs_grid(shape)
+        stores = {
+            key: ObsStore(leaf, self._ring, num_envs, frame_stack)
+            for key, leaf in obs_spec.leaves.items()
+        }
+        self._obs: Any = stores if obs_spec.is_dict else stores[""]
         self._actions = np.zeros((*shape, *action_spec.shape), action_spec.policy_dtype)
         self._rewards = np.zeros(shape, np.float32)
         self._flags = np.zeros(shape, np.uint8)
         self._final_row = np.full(shape, -1, np.int32)
-        self._final_obs: Any = obs_grid((_FIRST_FINALS,))
-        self._free = list(range(_FIRST_FINALS - 1, -1, -1))
+        self._free = list(range(self._pool_size - 1, -1, -1))
         self._rows_with_finals: set[int] = set()
         self._head = 0
         self._filled = 0
@@ -82,7 +80,8 @@ class ReplayBuffer:
         self._prioritization = prioritization
         self._tree = SumTree(self._ring * num_envs) if prioritization is not None else None
         self._max_priority = 1.0
-        row_bytes = num_envs * self.bytes_per_transition(obs_spec, action_spec)
+        each = self.bytes_per_transition(obs_spec, action_spec, frame_stack=frame_stack)
+        row_bytes = num_envs * each
         self._chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
         self._copy = DeviceCopy(device) if device is not None else None
         self.changed_chunks: set[int] = set()
@@ -94,27 +93,40 @@ class ReplayBuffer:
 
     @staticmethod
     def bytes_per_transition(
-        obs_spec: ObsSpec, action_spec: ActionSpec, *, prioritized: bool = False
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        prioritized: bool = False,
+        frame_stack: int = 1,
     ) -> int:
         """What one transition costs: its observation once, its action, and nine bytes.
 
-        Priorities cost up to 32 more: a tree of doubles over a power of two.
+        Of a stack of images it is the newest, and one byte more. Priorities cost up to 32 more:
+        a tree of doubles over a power of two.
         """
-        obs = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in obs_spec.leaves.values())
+        leaves = obs_spec.leaves.values()
+        obs = sum(ObsStore.bytes_per_cell(leaf, frame_stack) for leaf in leaves)
         action = action_spec.size * np.dtype(action_spec.policy_dtype).itemsize
         return obs + action + 4 + 1 + 4 + (32 if prioritized else 0)
 
     @staticmethod
-    def copied_bytes_per_transition(obs_spec: ObsSpec, action_spec: ActionSpec) -> int:
+    def copied_bytes_per_transition(
+        obs_spec: ObsSpec, action_spec: ActionSpec, *, frame_stack: int = 1
+    ) -> int:
         """What one costs again on an accelerator: its observation and its action."""
-        return ReplayBuffer.bytes_per_transition(obs_spec, action_spec) - 9
+        each = ReplayBuffer.bytes_per_transition(obs_spec, action_spec, frame_stack=frame_stack)
+        return each - 9
 
     @property
     def nbytes(self) -> int:
         """Bytes taken now; only the pool of final observations grows."""
-        arrays = [*tree_leaves(self._obs), *tree_leaves(self._final_obs)]
-        arrays += [self._actions, self._rewards, self._flags, self._final_row]
-        return int(sum(array.nbytes for array in arrays)) + (self._tree.nbytes if self._tree else 0)
+        parts = [*tree_leaves(self._obs), self._actions, self._rewards, self._flags]
+        parts += [self._final_row, *([self._tree] if self._tree is not None else [])]
+        return int(sum(part.nbytes for part in parts))
+
+    @property
+    def _pool_size(self) -> int:
+        return len(tree_leaves(self._obs)[0].pool)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -138,7 +150,8 @@ class ReplayBuffer:
         self._forget(self._head)
         if any_ended:
             for env in np.flatnonzero(ended):
-                self._keep_final(t, int(env), step.final_obs, source=int(env))
+                if not self._goes_on_anyway(step, int(env)):
+                    self._keep_final(t, int(env), step.final_obs, source=int(env))
         self._write_obs(self._head, step.obs)
         if self._copy is not None:
             self._copy.note_row()
@@ -146,14 +159,22 @@ class ReplayBuffer:
         if self._tree is not None:
             cells = np.arange(self.num_envs)
             self._tree.set(t * self.num_envs + cells, np.where(step.valid, self._max_priority, 0.0))
-            self._tree.set(self._head * self.num_envs + cells, np.zeros(self.num_envs))
+            left = (self._head - self.rows - 1) % self._ring
+            self._tree.set(left * self.num_envs + cells, np.zeros(self.num_envs))
 
     def _write_obs(self, t: int, obs: Obs) -> None:
         if isinstance(obs, dict):
             for key, leaf in obs.items():
-                self._obs[key][t] = leaf
+                self._obs[key].write(t, leaf)
         else:
-            self._obs[t] = obs
+            self._obs.write(t, obs)
+
+    def _goes_on_anyway(self, step: VectorStep, env: int) -> bool:
+        """Whether an ended episode's successor is the next row all the same: a life was lost."""
+        if self._frame_stack == 1:
+            return False
+        pairs = zip(tree_leaves(step.final_obs), tree_leaves(step.obs), strict=True)
+        return all(np.array_equal(final[env], obs[env]) for final, obs in pairs)
 
     def _forget(self, t: int) -> None:
         """Give the final observations of a row back to the pool."""
@@ -165,22 +186,23 @@ class ReplayBuffer:
         used[:] = -1
 
     def _keep_final(self, t: int, env: int, final_obs: Any, source: int) -> None:
+        row, cell = self._new_final(t, env), t * self.num_envs + env
+        tree_map(
+            lambda store, leaf: store.keep_final(row, cell, leaf[source]), self._obs, final_obs
+        )
+
+    def _new_final(self, t: int, env: int) -> int:
+        """A row of the pool for the transition at ``t``."""
         if not self._free:
-            size = len(tree_leaves(self._final_obs)[0])
-            self._final_obs = tree_map(
-                lambda pool: np.concatenate((pool, np.zeros_like(pool))), self._final_obs
-            )
+            size = self._pool_size
+            tree_map(ObsStore.grow_pool, self._obs)
             self._free = list(range(2 * size - 1, size - 1, -1))
         row = self._free.pop()
         self._final_row[t, env] = row
         self._rows_with_finals.add(t)
         if self._copy is not None:
             self._copy.note_final(row)
-        if isinstance(final_obs, dict):
-            for key, leaf in final_obs.items():
-                self._final_obs[key][row] = leaf[source]
-        else:
-            self._final_obs[row] = final_obs[source]
+        return row
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -256,31 +278,24 @@ class ReplayBuffer:
         discounts[flags.take(last) & _TERMINATED > 0] = 0.0
         finals = self._final_row.reshape(-1).take(last)
         return {
-            **self._take(cells, (last + self.num_envs) % total, finals),
+            **self._take(cells, last, finals),
             "rewards": torch.from_numpy(returns),
             "discounts": torch.from_numpy(discounts),
         }
 
-    def _take(self, cells: Array, next_cells: Array, finals: Array) -> dict[str, Any]:
-        """Observations, actions and true successors: final ones where ``finals`` names them."""
+    def _take(self, cells: Array, last: Array, finals: Array) -> dict[str, Any]:
+        """Observations and actions at ``cells``, and the true successors of ``last``."""
+        following = (last + self.num_envs) % (self._ring * self.num_envs)
         if self._copy is not None:
-            self._copy.sync(self._obs, self._actions, self._final_obs, self._head)
-            return self._copy.take(cells, next_cells, finals)
-
-        def rows(grid: Array, index: Array) -> Array:
-            taken: Array = grid.reshape(-1, *grid.shape[2:]).take(index, axis=0)
-            return taken
-
-        next_obs = tree_map(lambda grid: rows(grid, next_cells), self._obs)
-        ended = finals >= 0
-        if ended.any():
-            pairs = zip(tree_leaves(next_obs), tree_leaves(self._final_obs), strict=True)
-            for leaf, pool in pairs:
-                leaf[ended] = pool[finals[ended]]
+            self._copy.sync(self._obs, self._actions, self._head)
+            return self._copy.take(self._obs, cells, following, last, finals)
+        actions = self._actions.reshape(-1, *self._actions.shape[2:])
         return {
-            "obs": tree_map(lambda grid: torch.from_numpy(rows(grid, cells)), self._obs),
-            "actions": torch.from_numpy(rows(self._actions, cells)),
-            "next_obs": tree_map(torch.from_numpy, next_obs),
+            "obs": tree_map(lambda store: torch.from_numpy(store.take(cells)), self._obs),
+            "actions": torch.from_numpy(actions.take(cells, axis=0)),
+            "next_obs": tree_map(
+                lambda store: torch.from_numpy(store.take_next(following, last, finals)), self._obs
+            ),
         }
 
     def update_priorities(self, cells: Array, errors: Tensor) -> None:
@@ -302,10 +317,12 @@ class ReplayBuffer:
         if not self._filled:
             return
         newest = (self._head - 1) % self._ring
-        stored = tree_map(lambda grid: grid[self._head].copy(), self._obs)
+        tree_map(lambda store: store.settle(self._head), self._obs)
+        standing = self._head * self.num_envs + np.arange(self.num_envs)
+        stored = tree_map(lambda store: store.take(standing), self._obs)
         pairs = zip(tree_leaves(stored), tree_leaves(obs), strict=True)
         same = np.logical_and.reduce([(a == b).reshape(self.num_envs, -1).all(1) for a, b in pairs])
-        for env in np.flatnonzero(~same & (self._flags[newest] & _ENDED == 0)):
+        for env in np.flatnonzero(~same & (self._final_row[newest] < 0)):
             self._flags[newest, env] |= _ENDED
             self._keep_final(newest, int(env), stored, source=int(env))
             self.changed_chunks.add(newest // self._chunk_rows)
@@ -318,11 +335,12 @@ class ReplayBuffer:
         finals = self._final_row[recent]
         found: list[tuple[int, int, str]] = []
         named: list[tuple[str, Array]] = []
-        for key, grid, pool in zip(
-            keys, tree_leaves(self._obs), tree_leaves(self._final_obs), strict=True
-        ):
-            named.append((key, grid[recent]))
-            if (finals >= 0).any() and pool.dtype.kind == "f":
+        for key, store in zip(keys, tree_leaves(self._obs), strict=True):
+            pool = store.pool
+            if pool.dtype.kind != "f":
+                continue
+            named.append((key, store.rows[recent]))
+            if (finals >= 0).any():
                 at_end = np.where(
                     (finals >= 0).reshape(*finals.shape, *(1,) * (pool.ndim - 1)), pool[finals], 0
                 )
@@ -353,32 +371,34 @@ class ReplayBuffer:
         rows = self._chunk(index)
         finals = self._final_row[rows]
         kept = finals[finals >= 0]
-        return {
-            "obs": tree_map(lambda leaf: leaf[rows], self._obs),
+        state: dict[str, Any] = {
             "actions": self._actions[rows],
             "rewards": self._rewards[rows],
             "flags": self._flags[rows],
             "has_final": finals >= 0,
-            "final_obs": tree_map(lambda pool: pool[kept], self._final_obs),
         }
+        for key, store in self._named_stores():
+            state[f"obs/{key}"] = store.chunk_state(rows, kept)
+        return state
+
+    def _named_stores(self) -> Iterable[tuple[str, ObsStore]]:
+        return self._obs.items() if isinstance(self._obs, dict) else [("", self._obs)]
 
     def load_chunk(self, index: int, state: Mapping[str, Any]) -> None:
         """Bring a chunk back."""
         rows = self._chunk(index)
 
         def restore(grid: Array, value: Any) -> None:
-            grid[rows] = _own_array(value)
+            grid[rows] = own_array(value)
 
-        tree_map(restore, self._obs, state["obs"])
         restore(self._actions, state["actions"])
         restore(self._rewards, state["rewards"])
         restore(self._flags, state["flags"])
         self._all_valid = False
-        finals = tree_map(_own_array, state["final_obs"])
-        places = np.argwhere(_own_array(state["has_final"]))
-        for i, (t, env) in enumerate(places):
-            one = tree_map(lambda leaf, i=i: leaf[i : i + 1], finals)
-            self._keep_final(rows.start + int(t), int(env), one, source=0)
+        places = np.argwhere(own_array(state["has_final"]))
+        pool_rows = [self._new_final(rows.start + int(t), int(env)) for t, env in places]
+        for key, store in self._named_stores():
+            store.load_chunk(rows, pool_rows, state[f"obs/{key}"])
 
     def _chunk(self, index: int) -> slice:
         start = index * self._chunk_rows
@@ -407,11 +427,7 @@ class ReplayBuffer:
             self._copy.forget()
         self._final_row[:] = -1
         self._rows_with_finals.clear()
-        self._free = list(range(len(tree_leaves(self._final_obs)[0]) - 1, -1, -1))
+        self._free = list(range(self._pool_size - 1, -1, -1))
+        tree_map(ObsStore.forget, self._obs)
         if self._tree is not None:
-            self._tree.load(_own_array(state["priorities"]))
-
-
-def _own_array(value: Any) -> Array:
-    """A writable copy of a saved array or tensor."""
-    return np.array(value.numpy() if isinstance(value, Tensor) else value)
+            self._tree.load(own_array(state["priorities"]))

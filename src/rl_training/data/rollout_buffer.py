@@ -23,6 +23,8 @@ class RolloutBuffer:
     ``dones[t]`` says that the episode ended with the action at t; ``bootstrap[t]`` is the value
     of the true final observation where the episode was truncated there, else 0; ``valid[t]`` is
     False on a reset-only row. Minibatches carry ``valid`` as ``mask`` where ``masked`` is set.
+    On an accelerator what environments say of a step waits on the host, and is sent over when
+    the rollout is whole; observations are there already, where the actor saw them.
     """
 
     def __init__(
@@ -66,9 +68,13 @@ class RolloutBuffer:
         self.returns = grid()
         self.next_obs: TensorObs = tree_map(lambda leaf: torch.zeros_like(leaf[0]), self.obs)
         self.position = 0
+        self.evaluated = False
+        """Whether values and log-probabilities came with the steps."""
         self._final: list[tuple[int, Array, Obs]] = []
         self._obs_slots: Any = tree_map(_slots, self.obs)
-        self._slots = [_slots(t) for t in (self.actions, self.rewards, self.dones, self.valid)]
+        self._sent = [self.actions, self.rewards, self.dones, self.valid]
+        self._waiting = [_host_copy(tensor) for tensor in self._sent]
+        self._slots = [tensor.numpy() for tensor in self._waiting]
 
     def reset(self) -> None:
         """Forget the rollout; its memory is written again."""
@@ -76,26 +82,25 @@ class RolloutBuffer:
         self.bootstrap.zero_()
         self._final.clear()
 
-    def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
+    def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
         """Append one step of every environment.
 
-        ``record`` holds further tensors of this step for fields of the same names.
+        ``record`` holds further tensors of this step for fields of the same names; ``obs`` among
+        them are the observations again, where the buffer keeps them.
         """
         t = self.position
         if t >= self.num_steps:
             raise RuntimeError(f"the rollout already holds its {self.num_steps} steps: reset() it")
-        if isinstance(obs, dict):
-            for key, leaf in obs.items():
-                self._obs_slots[key][t] = leaf
-        else:
-            self._obs_slots[t] = obs
+        self._store_obs(t, obs, record)
         actions, rewards, dones, valid = self._slots
         actions[t] = action
         rewards[t] = step.reward
         dones[t] = step.terminated | step.truncated
         valid[t] = step.valid
+        self.evaluated = "values" in record
         for name, tensor in record.items():
-            getattr(self, name)[t] = tensor
+            if name != "obs":
+                getattr(self, name)[t] = tensor
         if step.truncated.any():
             # Termination wins where both are reported: there is nothing after it to bootstrap.
             rows = np.flatnonzero(step.truncated & ~step.terminated)
@@ -103,7 +108,19 @@ class RolloutBuffer:
                 self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], step.final_obs)))
         self.position = t + 1
         if self.position == self.num_steps:
+            for there, here in zip(self._sent, self._waiting, strict=True):
+                if there is not here:
+                    there.copy_(here, non_blocking=True)
             tree_map(lambda slot, leaf: slot.copy_(torch.from_numpy(leaf)), self.next_obs, step.obs)
+
+    def _store_obs(self, t: int, obs: Obs, record: Mapping[str, Any]) -> None:
+        if "obs" in record:
+            tree_map(lambda grid, leaf: grid[t].copy_(leaf), self.obs, record["obs"])
+        elif isinstance(obs, dict):
+            for key, leaf in obs.items():
+                self._obs_slots[key][t] = leaf
+        else:
+            self._obs_slots[t] = obs
 
     def truncated_observations(self) -> tuple[Tensor, TensorObs] | None:
         """Flat (time x environment) indices of truncated steps and their final observations."""
@@ -182,6 +199,13 @@ class RolloutBuffer:
                     f"{name} is not finite in environment {env}, {t} vector steps after global "
                     f"step {first_step}"
                 )
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """The tensor itself on a CPU; else one like it in host memory that can be sent from."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
 
 
 class _DeviceSlots:

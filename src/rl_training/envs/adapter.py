@@ -29,6 +29,12 @@ class VectorAdapter:
         self.obs_spec = spaces.obs_spec(env.single_observation_space, self.action_spec)
         self.mode = _autoreset_mode(env)
         self.has_invalid_rows = self.mode is AutoresetMode.NEXT_STEP
+        self.frame_stack = int(env.metadata.get("frame_stack", 1))
+        """Images that an observation stacks: each shows again all but the oldest of the last."""
+        self._counts_games = bool(env.metadata.get("whole_games", False))
+        self._cast = self.obs_spec.cast
+        if env.metadata.get("fresh_observations", False):
+            self._cast = lambda obs: obs
         self._seed = seed
         self._valid = np.ones(self.num_envs, bool)
         self._none_done = np.zeros(self.num_envs, bool)
@@ -43,7 +49,7 @@ class VectorAdapter:
         self._returns[:] = 0
         self._lengths[:] = 0
         self._pending_reset = self._none_done
-        first = self.obs_spec.cast(obs)
+        first = self._cast(obs)
         self._check_choice(first, self._valid)
         return first
 
@@ -55,8 +61,20 @@ class VectorAdapter:
 
     def step(self, action: Array) -> VectorStep:
         """Step with policy actions (see `ActionSpec`); resets happen underneath."""
-        raw, reward, terminated, truncated, info = self.env.step(self.action_spec.to_env(action))
-        obs = self.obs_spec.cast(raw)
+        return self._digest(*self.env.step(self.action_spec.to_env(action)))
+
+    def send(self, action: Array) -> None:
+        """Begin a step of an environment that can be waited for (`NativeAtari`)."""
+        self.env.send(self.action_spec.to_env(action))  # type: ignore[attr-defined]
+
+    def recv(self) -> VectorStep:
+        """The step that :meth:`send` began."""
+        return self._digest(*self.env.recv())  # type: ignore[attr-defined]
+
+    def _digest(
+        self, raw: Any, reward: Array, terminated: Array, truncated: Array, info: dict[str, Any]
+    ) -> VectorStep:
+        obs = self._cast(raw)
         valid = self._valid
         if self.has_invalid_rows and self._pending_reset.any():
             valid = ~self._pending_reset
@@ -68,15 +86,26 @@ class VectorAdapter:
             self._pending_reset = self._none_done
             self._check_choice(obs, self._valid)
             return VectorStep(obs, obs, reward, terminated, truncated, valid, ())
-        episodes = tuple(
-            Episode(int(i), float(self._returns[i]), int(self._lengths[i]))
-            for i in np.flatnonzero(done)
-        )
+        episodes = self._games(info) if self._counts_games else self._episodes(done)
         self._returns[done] = 0.0
         self._lengths[done] = 0
         obs, final_obs = self._across_reset(obs, done, info)
         self._check_choice(obs, ~self._pending_reset)
         return VectorStep(obs, final_obs, reward, terminated, truncated, valid, episodes)
+
+    def _episodes(self, done: Array) -> tuple[Episode, ...]:
+        return tuple(
+            Episode(int(i), float(self._returns[i]), int(self._lengths[i]))
+            for i in np.flatnonzero(done)
+        )
+
+    def _games(self, info: dict[str, Any]) -> tuple[Episode, ...]:
+        """Whole games with their raw scores, whatever the agent was told of lives and rewards."""
+        ended = info.get("final_info", info)
+        return tuple(
+            Episode(int(i), float(ended["game_score"][i]), int(ended["game_length"][i]))
+            for i in np.flatnonzero(ended.get("_game_score", self._none_done))
+        )
 
     def _check_choice(self, obs: Obs, acting: Array) -> None:
         """An environment whose action counts must leave something to choose."""
@@ -94,15 +123,11 @@ class VectorAdapter:
             return obs, obs
         if self.mode is AutoresetMode.DISABLED:
             raw, _ = self.env.reset(options={"reset_mask": done})
-            return self.obs_spec.cast(raw), obs
+            return self._cast(raw), obs
         final_obs = tree_map(np.copy, obs)
         for i in np.flatnonzero(done):
-            row = info["final_obs"][i]
-            if isinstance(final_obs, dict):
-                for key, leaf in final_obs.items():
-                    leaf[i] = row[key]
-            else:
-                final_obs[i] = row
+            row = self.obs_spec.cast(info["final_obs"][i])
+            tree_map(lambda leaf, one, i=i: leaf.__setitem__(i, one), final_obs, row)
         return obs, final_obs
 
     @property
@@ -133,7 +158,7 @@ class VectorAdapter:
         self._returns = np.array(state["returns"], np.float64)
         self._lengths = np.array(state["lengths"], np.int64)
         self._pending_reset = np.array(state["pending_reset"], bool)
-        obs = self.obs_spec.cast(expected)
+        obs = tree_map(np.array, expected)
         exact = self.exactly_resumable
         for i, (row, matches) in enumerate(rows):
             exact = exact and matches
@@ -173,7 +198,7 @@ class _StateAccess:
         elif type(base) in _NATIVE_STATE:
             self.kind = "arrays"
         elif hasattr(base, "get_state") and hasattr(base, "set_state"):
-            self.kind = "own"
+            self.kind = "own" if getattr(base, "restorable", True) else "none"
 
     def _episodes_are_ours(self) -> bool:
         if isinstance(self._base, SyncVectorEnv):
@@ -215,8 +240,10 @@ class _StateAccess:
                 setattr(self._base, name, np.array(saved[name], dtype=current.dtype))
             self._base.np_random.bit_generator.state = saved["rng"]
             return [(row, True) for row in self._base.state.T.astype(np.float32)]
-        self._base.set_state(saved)
-        return [(None, True)] * self._env.num_envs
+        shown = self._base.set_state(saved)
+        if shown is None:
+            return [(None, True)] * self._env.num_envs
+        return [(row, True) for row in shown]
 
     def _each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         if isinstance(self._base, WorkerVectorEnv):

@@ -19,7 +19,8 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
     It also adds ``info["episode"] = {"r": return, "l": length}`` at an episode's end.
     An environment may offer ``get_state()`` and ``set_state(state)`` (plain values and arrays);
-    they then take the place of the replay, for episodes too slow to play again.
+    they then take the place of the replay, for episodes too slow to play again. What ``set_state``
+    returns, if anything, is the observation to be compared with the saved one.
     """
 
     def __init__(self, env: gym.Env[Any, Any], seed: int, index: int) -> None:
@@ -37,6 +38,9 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Start the sequence of episodes of ``seed`` at the next reset."""
         self._seed = seed
         self._episode = -1
+        for layer in _layers(self.env):
+            if hasattr(type(layer), "on_reseed"):
+                layer.on_reseed()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -101,11 +105,11 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             return None, True
         obs, _ = self._begin()
         if "own" in state:
-            self.env.get_wrapper_attr("set_state")(state["own"])
+            obs = self.env.get_wrapper_attr("set_state")(state["own"])
             self._return = float(state["return"])
             self._length = int(state["length"])
             self._restore_time_limits()
-            return None, True
+            return obs, True
         actions: Array = np.asarray(state["actions"])
         for action in actions:
             obs, _, terminated, truncated, _ = self.step(action)

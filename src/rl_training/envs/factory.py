@@ -14,13 +14,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from rl_training._lazy import resolve
+from rl_training.envs.atari import AtariGame, NativeAtari, atari_kwargs, check_atari
 from rl_training.envs.episodes import SeededEpisodes
 from rl_training.envs.sync import FastSyncVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from rl_training.config import TrainConfig
+    from rl_training.config import AtariConfig, TrainConfig
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 Made = TypeVar("Made")
@@ -38,23 +39,40 @@ class EnvRecipe:
     env_kwargs: dict[str, Any]
     wrappers: tuple[tuple[str, dict[str, Any]], ...]
     seed: int
+    atari: AtariConfig | None = None
 
     @staticmethod
     def from_config(config: TrainConfig[Any], env_fn: EnvFn | None = None) -> EnvRecipe:
         """Take the parts that concern environments."""
         wrappers = tuple((w.path, w.kwargs) for w in config.wrappers)
         source = _find_spec(config.env_id) if env_fn is None else env_fn
-        return EnvRecipe(source, config.env_kwargs, wrappers, config.seed)
+        atari = config.atari if config.preprocessing == "atari" else None
+        if atari is not None:
+            if not isinstance(source, EnvSpec):
+                raise ConfigError("preprocessing: atari goes with an env_id, not with 'env_fn'")
+            check_atari(source, config.env_kwargs, native=config.vectorization == "native")
+        return EnvRecipe(source, config.env_kwargs, wrappers, config.seed, atari)
 
     def make(self, index: int) -> gym.Env[Any, Any]:
         """Make environment number ``index``."""
-        if isinstance(self.source, EnvSpec):
+        if not isinstance(self.source, EnvSpec):
+            env = self.source()
+        elif self.atari is None:
             env = _gym_make(self.source, self.env_kwargs)
         else:
-            env = self.source()
+            kwargs = {**self.env_kwargs, **atari_kwargs(self.source, self.atari)}
+            env = AtariGame(_gym_make(self.source, kwargs), self.atari)
         for path, kwargs in self.wrappers:
             env = _wrap(env, path, kwargs)
         return SeededEpisodes(env, self.seed, index)
+
+    def make_native(self, count: int, first_index: int = 0) -> VectorEnv[Any, Any, Any]:
+        """Make the environment's own vector."""
+        if not isinstance(self.source, EnvSpec):
+            raise ConfigError("'env_fn' makes single environments: use vectorization sync or async")
+        if self.atari is None:
+            return _native(self.source, self.env_kwargs, count)
+        return NativeAtari(self.source, self.env_kwargs, count, self.atari, first_index)
 
 
 def make_env(config: TrainConfig[Any], env_index: int = 0) -> gym.Env[Any, Any]:
@@ -63,16 +81,18 @@ def make_env(config: TrainConfig[Any], env_index: int = 0) -> gym.Env[Any, Any]:
 
 
 def make_vector_env(
-    config: TrainConfig[Any], num_envs: int | None = None, *, env_fn: EnvFn | None = None
+    config: TrainConfig[Any],
+    num_envs: int | None = None,
+    *,
+    env_fn: EnvFn | None = None,
+    first_index: int = 0,
 ) -> VectorEnv[Any, Any, Any]:
     """The config's vector environment; ``env_fn`` makes an unregistered environment instead."""
     count = config.num_envs if num_envs is None else num_envs
-    if config.vectorization == "native":
-        if env_fn is not None:
-            raise ConfigError("'env_fn' makes single environments: use vectorization sync or async")
-        return _native(config.env_id, config.env_kwargs, count)
     recipe = EnvRecipe.from_config(config, env_fn)
-    makers: list[EnvFn] = [functools.partial(recipe.make, i) for i in range(count)]
+    if config.vectorization == "native":
+        return recipe.make_native(count, first_index)
+    makers: list[EnvFn] = [functools.partial(recipe.make, first_index + i) for i in range(count)]
     if config.vectorization == "async":
         vector = WorkerVectorEnv(makers, config.worker_timeout, config.seed)
         return cast("VectorEnv[Any, Any, Any]", vector)
@@ -84,15 +104,14 @@ def has_single_env(config: TrainConfig[Any]) -> bool:
     return _find_spec(config.env_id).entry_point is not None
 
 
-def _native(env_id: str, kwargs: dict[str, Any], count: int) -> VectorEnv[Any, Any, Any]:
-    spec = _find_spec(env_id)
+def _native(spec: EnvSpec, kwargs: dict[str, Any], count: int) -> VectorEnv[Any, Any, Any]:
     if spec.vector_entry_point is None:
         raise ConfigError(
-            f"{env_id} has no native vector environment (vector_entry_point);"
+            f"{spec.id} has no native vector environment (vector_entry_point);"
             " use vectorization: sync or async"
         )
     return _explained(
-        env_id,
+        spec.id,
         lambda: gym.make_vec(
             spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs
         ),
@@ -110,7 +129,7 @@ def _find_spec(env_id: str) -> EnvSpec:
             importlib.import_module(module)
         except ImportError as error:
             raise ConfigError(f"env_id {env_id!r}: cannot import {module!r} ({error})") from None
-    if name not in gym.registry and name.startswith("ALE/"):
+    if name not in gym.registry and re.match(r"ALE/|\w+(NoFrameskip|Deterministic)-v[04]$", name):
         _register_atari(env_id)
     try:
         return gym.spec(name)
@@ -125,6 +144,8 @@ def _register_atari(env_id: str) -> None:
     except ImportError:
         raise ConfigError(_needs_extra(env_id, "atari")) from None
     gym.register_envs(ale_py)
+    # It would greet on stderr for every game made.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def _nearest(name: str) -> str:

@@ -38,9 +38,26 @@ def _refused(space: spaces.Space[object], why: str) -> ConfigError:
 
 
 def _box_leaf(space: spaces.Box) -> ArraySpec:
-    # Pixels stay uint8 until the network; every other number is stored as float32.
-    dtype = "uint8" if space.dtype == np.uint8 else "float32"
-    return ArraySpec(tuple(space.shape), dtype)
+    """Pixels stay uint8 until the network; most other numbers are stored as float32."""
+    shape = tuple(space.shape)
+    if space.dtype != np.uint8:
+        return ArraySpec(shape, "float32")
+    if len(shape) < 2:
+        return ArraySpec(shape, "uint8")
+    if len(shape) > 4 or not ((space.low == 0).all() and (space.high == 255).all()):
+        return ArraySpec(shape, "float32")  # a board, say: numbers that are no brightness
+    return _image_leaf(shape)
+
+
+def _image_leaf(shape: tuple[int, ...]) -> ArraySpec:
+    """(height, width), with channels first or last (the smallest is), or a stack of those."""
+    if len(shape) == 2:
+        return ArraySpec((1, *shape), "uint8", given=shape)
+    *stack, first, middle, last = shape
+    channels_last = last < min(first, middle)
+    channels, *size = (last, first, middle) if channels_last else (first, middle, last)
+    stored = (int(np.prod(stack, dtype=np.int64)) * channels, *size)
+    return ArraySpec(stored, "uint8", given=() if stored == shape else shape)
 
 
 def _mask_leaf(space: spaces.Space[object], action: ActionSpec) -> ArraySpec:

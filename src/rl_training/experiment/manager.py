@@ -14,7 +14,7 @@ import torch
 
 from rl_training.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.config import TrainConfig, config_from_mapping
-from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.envs import Adapter, EnvFn, make_adapter
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.registry import check_actions, get_spec
 from rl_training.runs import (
@@ -27,6 +27,7 @@ from rl_training.runs import (
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.device import (
     check_acceleration,
+    check_precision,
     pick_device,
     pick_threads,
     torch_threads,
@@ -162,11 +163,12 @@ def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
 def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None = None) -> Setup:
     spec = get_spec(config.algo)
     _seed_globals(config.seed)
-    env = VectorAdapter(make_vector_env(config, env_fn=env_fn), config.seed)
+    env = make_adapter(config, env_fn)
     try:
         device = pick_device(config.device, env.obs_spec)
         check_acceleration(config.acceleration, device)
-        count = pick_threads(config, env.obs_spec) if threads is None else threads
+        check_precision(config.precision, device, env.obs_spec)
+        count = pick_threads(config, env.obs_spec, device) if threads is None else threads
         algorithm = build_algorithm(config, env.obs_spec, env.action_spec, device, count)
     except BaseException:
         env.close()
@@ -196,7 +198,7 @@ def build_algorithm(
         return get_spec(config.algo).build(config, obs_spec, action_spec, device)
 
 
-def load_weights(algorithm: Any, checkpoint: Path, env: VectorAdapter) -> None:
+def load_weights(algorithm: Any, checkpoint: Path, env: Adapter) -> None:
     """Policy weights from another checkpoint."""
     path = find_checkpoint(checkpoint)
     state = load_state(path)
@@ -208,7 +210,7 @@ def load_weights(algorithm: Any, checkpoint: Path, env: VectorAdapter) -> None:
         raise CheckpointError(f"init_from: the weights of {path} do not fit: {detail}") from None
 
 
-def _check_spaces(state: Mapping[str, Any], env: VectorAdapter) -> None:
+def _check_spaces(state: Mapping[str, Any], env: Adapter) -> None:
     for name, now in (("obs_spec", env.obs_spec), ("action_spec", env.action_spec)):
         if state[name] != now.to_plain():
             raise CheckpointError(

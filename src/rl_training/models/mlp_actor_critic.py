@@ -1,4 +1,4 @@
-"""A policy and a value function over vectors: two MLPs, or two heads on a user's encoder."""
+"""A policy and a value function: two MLPs on vectors, or on one encoder of images."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from torch.nn import functional
 
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead, NumpyChoice, make_action_head
+from rl_training.models.encoders import (
+    DEFAULT_ENCODER,
+    EncoderConfig,
+    FlattenEncoder,
+    make_encoder,
+    split_mask,
+)
 from rl_training.models.normalizer import RunningNorm
-from rl_training.tree import tree_leaves
-from rl_training.types import ACTION_MASK, ActionSpec, Array, ObsSpec
+from rl_training.types import ActionSpec, Array, ObsSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -94,42 +100,6 @@ class MLP(nn.Module):
         return forward
 
 
-class FlattenEncoder(nn.Module):
-    """Observations as one vector per row: every leaf flattened, side by side."""
-
-    def __init__(self, obs_spec: ObsSpec) -> None:
-        super().__init__()
-        for key, leaf in obs_spec.encoded.items():
-            if leaf.is_image:
-                name = f"the observation {key!r}" if key else "the observation"
-                raise ConfigError(
-                    f"{name} is an image of shape {leaf.shape}; an MLP does not take images:"
-                    " set algo_kwargs.encoder to a 'module:Class' that does"
-                )
-        vector = not obs_spec.is_dict and len(obs_spec.leaves[""].shape) == 1
-        self.single_vector = vector and obs_spec.leaves[""].dtype == "float32"
-        self.output_size = sum(leaf.size for leaf in obs_spec.encoded.values())
-
-    def forward(self, obs: Tensor | dict[str, Tensor]) -> Tensor:
-        """Concatenate."""
-        if self.single_vector and isinstance(obs, Tensor):
-            return obs
-        return torch.cat([leaf.reshape(len(leaf), -1).float() for leaf in tree_leaves(obs)], 1)
-
-
-def make_encoder(obs_spec: ObsSpec, encoder: type[nn.Module] | None) -> tuple[nn.Module, int]:
-    """The user's encoder or the flattening one, and how many features it gives."""
-    made = FlattenEncoder(obs_spec) if encoder is None else encoder(obs_spec)
-    return made, int(made.output_size)  # type: ignore[arg-type]
-
-
-def split_mask(obs: Any) -> tuple[Any, Tensor | None]:
-    """What the encoder sees, and the action mask where there is one."""
-    if isinstance(obs, dict) and ACTION_MASK in obs:
-        return {key: leaf for key, leaf in obs.items() if key != ACTION_MASK}, obs[ACTION_MASK]
-    return obs, None
-
-
 def numpy_policy(encoder: nn.Module, net: MLP, head: ActionHead) -> NumpyChoice | None:
     """Observations and noise (None: greedy) to actions over the same weights, in NumPy.
 
@@ -147,8 +117,8 @@ def numpy_policy(encoder: nn.Module, net: MLP, head: ActionHead) -> NumpyChoice 
 class MLPActorCritic(nn.Module):
     """Separate policy and value networks over (normalised) observations.
 
-    A user's ``encoder`` (a module class called with the `ObsSpec`, with an ``output_size``) is
-    shared by both.
+    What encodes them is shared by both: nothing for vectors, a `NatureCNN` for each image, or the
+    user's own. Without ``hidden_sizes`` the two are linear on that.
     """
 
     def __init__(
@@ -159,21 +129,27 @@ class MLPActorCritic(nn.Module):
         hidden_sizes: tuple[int, ...] = (64, 64),
         activation: str = "tanh",
         log_std_init: float = 0.0,
-        encoder: type[nn.Module] | None = None,
+        encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
         super().__init__()
         self.head = make_action_head(action_spec, log_std_init)
         self.encoder, features = make_encoder(obs_spec, encoder)
+        self.sees_images = obs_spec.has_images
         self.norm: nn.ModuleDict | None = None
         if normalize_obs:
+            vectors = {k: leaf for k, leaf in obs_spec.encoded.items() if not leaf.is_image}
+            if not vectors:
+                raise ConfigError("'normalize_obs' is for vectors: images are scaled as they are")
             # Module names may be neither empty nor hold dots: leaves are named by position.
-            self._leaf_names = {key: f"leaf{i}" for i, key in enumerate(obs_spec.encoded)}
+            self._leaf_names = {
+                key: f"leaf{i}" for i, key in enumerate(obs_spec.encoded) if key in vectors
+            }
             self.norm = nn.ModuleDict(
                 {
                     self._leaf_names[key]: RunningNorm(leaf.shape, clip_obs)
-                    for key, leaf in obs_spec.encoded.items()
+                    for key, leaf in vectors.items()
                 }
             )
         self.actor = MLP((features, *hidden_sizes, self.head.param_size), activation, 0.01)
@@ -183,6 +159,14 @@ class MLPActorCritic(nn.Module):
         """Parameters of the action distribution, and the action mask."""
         features, mask = self._encode(obs)
         return self.actor(features), mask
+
+    def act(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The actions that ``noise`` selects, their log-probabilities, and values."""
+        features, mask = self._encode(obs)
+        params = self.actor(features)
+        actions = self.head.sample(params, noise, mask)
+        logprobs, _ = self.head.logprob_entropy(params, actions, mask)
+        return actions, logprobs, self.critic(features).squeeze(-1)
 
     def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
         """Observations and noise (None: greedy) to actions, in NumPy; None where that cannot be.
@@ -217,7 +201,10 @@ class MLPActorCritic(nn.Module):
         norm = self.norm
         assert norm is not None  # noqa: S101 - narrows the type
         if isinstance(obs, dict):
-            return {key: norm[self._leaf_names[key]](leaf) for key, leaf in obs.items()}
+            return {
+                key: norm[self._leaf_names[key]](leaf) if key in self._leaf_names else leaf
+                for key, leaf in obs.items()
+            }
         return norm[self._leaf_names[""]](obs)
 
     def update_normalizer(self, obs: Any, valid: Tensor) -> None:

@@ -11,13 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
-from rl_training.models.mlp_actor_critic import (
-    ACTIVATIONS,
-    MLP,
-    make_encoder,
-    numpy_policy,
-    split_mask,
-)
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, make_encoder, split_mask
+from rl_training.models.mlp_actor_critic import ACTIVATIONS, MLP, numpy_policy
 from rl_training.types import Array, ObsSpec
 
 
@@ -31,11 +26,12 @@ class MLPActor(nn.Module):
         *,
         hidden_sizes: tuple[int, ...],
         activation: str,
-        encoder: type[nn.Module] | None = None,
+        encoder: EncoderConfig = DEFAULT_ENCODER,
     ) -> None:
         super().__init__()
         self.head = head
         self.encoder, features = make_encoder(obs_spec, encoder)
+        self.sees_images = obs_spec.has_images
         self.net = MLP((features, *hidden_sizes, head.param_size), activation)
 
     def policy(self, obs: Any) -> tuple[Tensor, None]:
@@ -92,7 +88,7 @@ class MLPCritics(nn.Module):
         num_critics: int,
         hidden_sizes: tuple[int, ...],
         activation: str,
-        encoder: type[nn.Module] | None = None,
+        encoder: EncoderConfig = DEFAULT_ENCODER,
     ) -> None:
         super().__init__()
         self.encoder, features = make_encoder(obs_spec, encoder)

@@ -1,4 +1,4 @@
-"""Action values over vectors, plain or dueling."""
+"""Action values, plain or dueling, over vectors or encoded images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.action_heads import CategoricalHead
-from rl_training.models.mlp_actor_critic import MLP, make_encoder, numpy_policy, split_mask
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, make_encoder, split_mask
+from rl_training.models.mlp_actor_critic import MLP, numpy_policy
 from rl_training.types import ActionSpec, Array, ObsSpec
 
 
@@ -27,12 +28,13 @@ class MLPQNetwork(nn.Module):
         hidden_sizes: tuple[int, ...],
         activation: str,
         dueling: bool = False,
-        encoder: type[nn.Module] | None = None,
+        encoder: EncoderConfig = DEFAULT_ENCODER,
     ) -> None:
         super().__init__()
         (self.num_actions,) = action_spec.nvec
         self.head = CategoricalHead(action_spec.nvec, ())
         self.encoder, features = make_encoder(obs_spec, encoder)
+        self.sees_images = obs_spec.has_images
         self.advantage = MLP((features, *hidden_sizes, self.num_actions), activation)
         self.state_value = MLP((features, *hidden_sizes, 1), activation) if dueling else None
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.acceleration import Acceleration, graphed
+from rl_training.algorithms.acceleration import Acceleration, CudaGraph, accelerate, graphed
 from rl_training.models.action_heads import ActionHead
 from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ACTION_MASK, Array, Obs, Progress
@@ -19,8 +19,8 @@ from rl_training.types import ACTION_MASK, Array, Obs, Progress
 class Actor(Protocol):
     """What the collector and the evaluator need."""
 
-    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
-        """Choose actions; also what the buffer should store beside them."""
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
+        """Choose actions; also what the buffer should store beside them, before the next call."""
         ...
 
     def reset(self, done: Array) -> None:
@@ -40,6 +40,7 @@ class Policy(Protocol):
     """What an actor needs of a model."""
 
     head: ActionHead
+    sees_images: bool
 
     def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
         """Distribution parameters and action mask."""
@@ -47,6 +48,14 @@ class Policy(Protocol):
 
     def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
         """Observations and noise to actions in NumPy, where the model can."""
+        ...
+
+
+class EvaluatingPolicy(Policy, Protocol):
+    """A policy with a value function, which may share its network."""
+
+    def act(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions, their log-probabilities, and values."""
         ...
 
 
@@ -61,8 +70,10 @@ class _Chooser:
         self._numpy = model.numpy_actor()
         # A graph takes its inputs from the host by itself.
         self._moves_inputs = device.type != "cpu" and acceleration != "cudagraph"
-        self._by_torch = graphed(self._forward, acceleration, device, copies=False)
-        self._greedy_by_torch = graphed(self._forward, acceleration, device, copies=False)
+        # Compiling pays where there is more to a choice than a few small layers.
+        forward = accelerate(self._forward, acceleration if model.sees_images else "eager")
+        self._by_torch = graphed(forward, acceleration, device, copies=False)
+        self._greedy_by_torch = graphed(forward, acceleration, device, copies=False)
 
     def refresh(self) -> None:
         """Read again what is copied from the model: a Gaussian's deviation, a normaliser."""
@@ -75,11 +86,21 @@ class _Chooser:
             return noise.numpy()
         return noise.to(self._device) if self._moves_inputs else noise
 
-    def __call__(self, obs: Obs, noise: Any) -> Array:
+    def sent(self, obs: Obs) -> Any:
+        """Observations on the accelerator, on their way there while the host goes on."""
+        pinned = self._device.type == "cuda"
+
+        def send(leaf: Array) -> Tensor:
+            tensor = torch.from_numpy(leaf)
+            return (tensor.pin_memory() if pinned else tensor).to(self._device, non_blocking=True)
+
+        return tree_map(send, obs)
+
+    def __call__(self, obs: Any, noise: Any) -> Array:
         """The actions that ``noise`` selects; the most likely ones without."""
         if self._numpy is not None and not isinstance(obs, dict):
             return self._numpy(obs, noise)
-        tensors: Any = tree_map(torch.from_numpy, obs)
+        tensors: Any = tree_map(torch.as_tensor, obs)
         if self._moves_inputs:
             tensors = tree_map(lambda leaf: leaf.to(self._device), tensors)
         if noise is None:
@@ -159,7 +180,7 @@ class PolicyActor(_NoisyActor):
 
     def __init__(
         self,
-        model: Policy,
+        model: EvaluatingPolicy,
         block: int,
         generator: torch.Generator,
         device: torch.device,
@@ -167,12 +188,33 @@ class PolicyActor(_NoisyActor):
     ) -> None:
         self._choose = _Chooser(model, device, acceleration)
         self._noise = _NoiseBlock(block, generator, self._draw)
+        self._on_accelerator = device.type != "cpu"
+        self._sees_images = model.sees_images
+        act = torch.no_grad()(accelerate(model.act, acceleration))
+        self._evaluate = graphed(act, acceleration, device, copies=False)
 
-    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
-        """Sample one action per environment."""
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
+        """Sample one action per environment.
+
+        The rollout keeps what an accelerator was sent and, of images, what the network made of
+        them besides the actions.
+        """
         del progress
         noise = self._noise.take(len(tree_leaves(obs)[0]))
-        return self._choose(obs, noise), {}
+        if not self._sees_images:
+            if not self._on_accelerator:
+                return self._choose(obs, noise), {}
+            sent = self._choose.sent(obs)
+            return self._choose(sent, noise), {"obs": sent}
+        evaluate: Any = self._evaluate
+        is_graph = isinstance(evaluate, CudaGraph)  # takes its inputs from the host by itself
+        sends = self._on_accelerator and not is_graph
+        shown: Any = self._choose.sent(obs) if sends else tree_map(torch.from_numpy, obs)
+        actions, logprobs, values = evaluate(shown, noise)
+        record = {"logprobs": logprobs, "values": values}
+        if self._on_accelerator:
+            record["obs"] = evaluate.inputs[0] if is_graph else shown
+        return actions.cpu().numpy(), record
 
     def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
         self._choose.refresh()
@@ -197,7 +239,7 @@ class ExploringActor(_NoisyActor):
         self._warm_up = warm_up
         self._noise = _NoiseBlock(_BLOCK, generator, self._choose.noise)
 
-    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
         noise = self._noise.take(len(tree_leaves(obs)[0]))
         if progress.step < self._warm_up:
@@ -225,7 +267,7 @@ class EpsilonGreedyActor(_NoisyActor):
             lambda shape, source: torch.rand((*shape, numbers), generator=source).numpy(),
         )
 
-    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
         uniform = self._noise.take(len(tree_leaves(obs)[0]))
         random = uniform[:, 0] < self._epsilon(progress)
@@ -252,7 +294,7 @@ class GreedyActor:
         self._choose = _Chooser(model, device)
         self._sampling = sampling
 
-    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Tensor]]:
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
         del progress
         if self._sampling is None:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from rl_training.envs import VectorAdapter
+from rl_training.envs import Adapter, HalvedAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.actors import Actor
-from rl_training.tree import tree_map
+from rl_training.tree import tree_map, tree_stack
 from rl_training.types import Array, Episode, Obs, Progress, VectorStep
 
 _WINDOW = 100
+Taken: TypeAlias = tuple[Array, Mapping[str, Any], VectorStep]
+"""Actions, what the actor wants stored beside them, and what they gave."""
 
 
 class Buffer(Protocol):
     """Where transitions go."""
 
-    def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
+    def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
         """Store one step of every environment."""
         ...
 
@@ -39,7 +42,7 @@ class Collector:
 
     def __init__(
         self,
-        env: VectorAdapter,
+        env: Adapter,
         actor: Actor,
         buffer: Buffer,
         reward_normalizer: RewardNormalizer | None = None,
@@ -57,9 +60,9 @@ class Collector:
         obs = self.env.reset() if self.obs is None else self.obs
         steps = 0
         episodes: list[Episode] = []
-        for _ in range(num_steps):
-            action, record = self.actor.act(obs, progress)
-            step = self.env.step(action)
+        walk = self._overlapped if isinstance(self.env, HalvedAdapter) else self._one_by_one
+        for action, record, taken in walk(obs, num_steps, progress):
+            step = taken
             steps += self.env.num_envs
             if self.env.has_invalid_rows:
                 steps -= int(np.count_nonzero(~step.valid))
@@ -75,6 +78,40 @@ class Collector:
         self.obs = obs
         self.recent.extend((episode.ret, episode.length) for episode in episodes)
         return CollectResult(steps, tuple(episodes))
+
+    def _one_by_one(self, obs: Obs, num_steps: int, progress: Progress) -> Iterator[Taken]:
+        """Choose, step, choose, step."""
+        for _ in range(num_steps):
+            action, record = self.actor.act(obs, progress)
+            step = self.env.step(action)
+            yield action, record, step
+            obs = step.obs
+
+    def _overlapped(self, obs: Obs, num_steps: int, progress: Progress) -> Iterator[Taken]:
+        """The same, but one half steps while actions of the other are chosen.
+
+        The halves are fixed and come in turn, and all is waited for in the end: what happens does
+        not depend on which is faster.
+        """
+        env = cast("HalvedAdapter", self.env)
+
+        def send(half: VectorAdapter, seen: Obs) -> tuple[Array, Mapping[str, Any]]:
+            action, record = self.actor.act(seen, progress)
+            half.send(action)
+            # The other half's turn comes before this one's is stored.
+            return action, {k: tree_map(torch.clone, v) for k, v in record.items()}
+
+        parts = [tree_map(lambda leaf, rows=rows: leaf[rows], obs) for rows in env.rows]
+        chosen = [send(half, part) for half, part in zip(env.halves, parts, strict=True)]
+        for left in reversed(range(num_steps)):
+            following, steps = [], []
+            for half in env.halves:
+                steps.append(half.recv())
+                if left:
+                    following.append(send(half, steps[-1].obs))
+            actions, records = zip(*chosen, strict=True)
+            yield np.concatenate(actions), _joined(records), env.join(steps)
+            chosen = following
 
     def metrics(self) -> dict[str, float]:
         """Means over the last hundred training episodes."""
@@ -108,6 +145,13 @@ class Collector:
         expected = tree_map(np.asarray, state["obs"])
         self.obs, exact = self.env.load_state_dict(_as_arrays(state["env"]), expected)
         return exact
+
+
+def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The halves' tensors as one."""
+    return {
+        name: tree_stack(torch.cat, [record[name] for record in records]) for name in records[0]
+    }
 
 
 def _as_arrays(value: Any) -> Any:

@@ -10,7 +10,7 @@ from rl_training.config import TrainConfig
 from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
 from rl_training.models.mlp_continuous import ActorCritics, MLPActor, MLPCritics
 from rl_training.runtime.actors import Actor, ExploringActor, GreedyActor
-from rl_training.runtime.spec import find_encoder
+from rl_training.runtime.spec import encoder_config, hidden_layers
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -24,9 +24,9 @@ def build_networks(
     """A policy with this head, and critics."""
     knobs = config.algo_kwargs
     shared: dict[str, Any] = {
-        "hidden_sizes": knobs.hidden_sizes,
+        "hidden_sizes": hidden_layers(knobs.hidden_sizes, obs_spec, (256, 256)),
         "activation": knobs.activation,
-        "encoder": find_encoder(knobs.encoder),
+        "encoder": encoder_config(config, orthogonal=False),
     }
     actor = MLPActor(obs_spec, head, **shared)
     critics = MLPCritics(obs_spec, action_spec.size, num_critics=knobs.num_critics, **shared)

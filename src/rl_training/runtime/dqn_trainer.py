@@ -13,7 +13,7 @@ from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.runtime.actors import Actor, EpsilonGreedyActor, GreedyActor
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import OffPolicyTrainer
-from rl_training.runtime.spec import AlgorithmSpec, find_encoder
+from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec, Progress
@@ -27,10 +27,10 @@ def build_dqn(
     model = MLPQNetwork(
         obs_spec,
         action_spec,
-        hidden_sizes=knobs.hidden_sizes,
+        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (120, 84)),
         activation=knobs.activation,
         dueling=knobs.dueling,
-        encoder=find_encoder(knobs.encoder),
+        encoder=encoder_config(config, orthogonal=False),
     ).to(device)
     generator = torch_stream(config.seed, "replay")
     return DQN(model, knobs, generator=generator, acceleration=config.acceleration)

@@ -48,7 +48,10 @@ class OffPolicyTrainer(Trainer):
         obs, action = setup.env.obs_spec, setup.env.action_spec
         knobs: OffPolicyConfig = setup.config.algo_kwargs
         each = ReplayBuffer.bytes_per_transition(
-            obs, action, prioritized=knobs.prioritization() is not None
+            obs,
+            action,
+            prioritized=knobs.prioritization() is not None,
+            frame_stack=setup.env.frame_stack,
         )
         on_device = knobs.replay_device == "accelerator"
         if on_device and setup.device.type == "cpu":
@@ -58,7 +61,9 @@ class OffPolicyTrainer(Trainer):
             )
         _check_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
         if on_device:
-            copied = ReplayBuffer.copied_bytes_per_transition(obs, action)
+            copied = ReplayBuffer.copied_bytes_per_transition(
+                obs, action, frame_stack=setup.env.frame_stack
+            )
             _check_device_memory(knobs.buffer_size, copied, setup.device)
         total = setup.config.total_timesteps
         if knobs.learning_starts >= total or knobs.train_freq > total:
@@ -80,6 +85,7 @@ class OffPolicyTrainer(Trainer):
             n_step=knobs.n_step,
             gamma=knobs.gamma,
             prioritization=knobs.prioritization(),
+            frame_stack=setup.env.frame_stack,
             device=setup.device if on_device else None,
         )
 

@@ -13,7 +13,7 @@ from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.actors import Actor, GreedyActor, PolicyActor
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import OnPolicyTrainer
-from rl_training.runtime.spec import AlgorithmSpec, find_encoder
+from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
@@ -27,10 +27,10 @@ def build_ppo(
     model = MLPActorCritic(
         obs_spec,
         action_spec,
-        hidden_sizes=knobs.hidden_sizes,
+        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64, 64)),
         activation=knobs.activation,
         log_std_init=knobs.log_std_init,
-        encoder=find_encoder(knobs.encoder),
+        encoder=encoder_config(config, orthogonal=True),
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
     ).to(device)

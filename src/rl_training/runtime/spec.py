@@ -10,6 +10,7 @@ import torch
 
 from rl_training._lazy import resolve
 from rl_training.errors import ConfigError
+from rl_training.models.encoders import EncoderConfig
 from rl_training.types import ActionSpec, ObsSpec
 
 if TYPE_CHECKING:
@@ -51,10 +52,28 @@ class AlgorithmSpec:
     trainer: type[Trainer]
 
 
-def find_encoder(path: str | None) -> type[torch.nn.Module] | None:
+def encoder_config(config: TrainConfig[Any], *, orthogonal: bool) -> EncoderConfig:
+    """How a run's networks see observations."""
+    knobs = config.algo_kwargs
+    return EncoderConfig(
+        custom=None if knobs.encoder is None else _find_encoder(knobs.encoder),
+        feature_size=knobs.feature_size,
+        orthogonal=orthogonal,
+        bfloat16=config.precision == "bfloat16",
+    )
+
+
+def hidden_layers(
+    given: tuple[int, ...] | None, obs_spec: ObsSpec, usual: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Widths of hidden layers: the user's, else the usual ones, and none behind images."""
+    if given is not None:
+        return given
+    return () if obs_spec.has_images else usual
+
+
+def _find_encoder(path: str) -> type[torch.nn.Module]:
     """The user's encoder class, named as 'module:Class'."""
-    if path is None:
-        return None
     try:
         found: type[torch.nn.Module] = resolve(path)
     except (ImportError, AttributeError, ValueError) as error:

@@ -38,13 +38,13 @@ from rl_training.runtime.callbacks import (
     TrainingEnd,
 )
 from rl_training.runtime.collector import Buffer, Collector
-from rl_training.runtime.device import torch_threads
+from rl_training.runtime.device import keep_freed_memory, torch_threads
 from rl_training.runtime.rng import global_rng_state, set_global_rng_state
 from rl_training.types import Progress
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
-    from rl_training.envs import EnvFn, VectorAdapter
+    from rl_training.envs import Adapter, EnvFn
     from rl_training.eval import EvalResult
     from rl_training.runtime.spec import Algorithm, AlgorithmSpec
 
@@ -70,7 +70,7 @@ class Setup:
     spec: AlgorithmSpec
     config: TrainConfig[Any]
     algorithm: Any
-    env: VectorAdapter
+    env: Adapter
     env_fn: EnvFn | None
     device: torch.device
     threads: int
@@ -158,6 +158,8 @@ class Trainer(ABC):
     def train(self) -> TrainResult:
         """Run to the end, from wherever the trainer stands."""
         try:
+            if self.device.type == "cpu" and self.env.obs_spec.has_images:
+                keep_freed_memory()
             with torch_threads(self.threads), self._signals():
                 return self._train()
         except BaseException as error:

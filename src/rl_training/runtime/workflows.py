@@ -79,13 +79,14 @@ class TrainedPolicy:
                     f"the observation must be a dict with {sorted(spec.leaves)}; got {given}"
                 )
             parts = {
-                key: _leaf_batch(obs[key], leaf.shape, key) for key, leaf in spec.leaves.items()
+                key: _leaf_batch(obs[key], leaf.given_shape, key)
+                for key, leaf in spec.leaves.items()
             }
             singles = {single for _, single in parts.values()}
             if len(singles) != 1:
                 raise ConfigError("some entries of the observation are batched and some are not")
             return spec.cast({key: array for key, (array, _) in parts.items()}), singles.pop()
-        array, single = _leaf_batch(obs, spec.leaves[""].shape, "observation")
+        array, single = _leaf_batch(obs, spec.leaves[""].given_shape, "observation")
         return spec.cast(array), single
 
     def evaluate(

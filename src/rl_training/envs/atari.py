@@ -1,0 +1,397 @@
+"""Atari 2600 games as agents are usually shown them: one at a time, or ale-py's own vector.
+
+Both show the same frames (`tests/test_atari_envs.py` compares them bit for bit). A *game* is what
+the console plays until it is over; an *episode* is what the agent is told, and ends with a life
+where `terminal_on_life_loss` is set. Rewards are clipped here, after the score was counted.
+
+Seeding makes the emulator load its ROM again, which takes as long as hundreds of steps. So a game
+is seeded only where `seed_interval` steps have passed since the last that was; those in between go
+on with the console's own random numbers, and depend on that seed and all actions since.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rl_training.errors import ConfigError
+from rl_training.seeding import stream_seed
+from rl_training.types import Array
+
+if TYPE_CHECKING:
+    from rl_training.config import AtariConfig
+
+_SET_BY_PIPELINE = ("frameskip", "repeat_action_probability", "obs_type")
+_NOOP, _FIRE = 0, 1
+_UNLIMITED = 2**31 - 1
+_NEVER = 2**62
+"""Steps since the last seeding, where there was none."""
+
+
+def check_atari(spec: EnvSpec, env_kwargs: dict[str, Any], *, native: bool) -> None:
+    """Refuse what is no game, and keyword arguments that the pipeline sets by itself."""
+    if "game" not in spec.kwargs:
+        raise ConfigError(
+            f"preprocessing: atari is for games such as ALE/Breakout-v5; {spec.id} is none"
+        )
+    for name in (*_SET_BY_PIPELINE, "max_num_frames_per_episode"):
+        if name in env_kwargs:
+            raise ConfigError(f"'env_kwargs.{name}' is set by preprocessing: atari; use 'atari'")
+    if native and (others := set(env_kwargs) - {"full_action_space"}):
+        raise ConfigError(
+            f"'env_kwargs.{min(others)}' is unknown to ale-py's native vector;"
+            " use vectorization: sync or async"
+        )
+
+
+def atari_kwargs(spec: EnvSpec, atari: AtariConfig) -> dict[str, Any]:
+    """What `gymnasium.make` must be given for an `AtariGame`."""
+    return {
+        "frameskip": 1,
+        "obs_type": "grayscale",
+        "repeat_action_probability": _sticky(spec, atari),
+        "max_num_frames_per_episode": 0,
+    }
+
+
+def _sticky(spec: EnvSpec, atari: AtariConfig) -> float:
+    if atari.sticky_actions is not None:
+        return atari.sticky_actions
+    return float(spec.kwargs.get("repeat_action_probability", 0.25))
+
+
+def _is_due(seeded_ago: Any, atari: AtariConfig) -> Any:
+    """Whether the next game is to be seeded."""
+    return seeded_ago >= (atari.seed_interval or _NEVER)
+
+
+class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
+    """One game: no-op start, skipped frames, pooled, resized and stacked; lives, score, clipping.
+
+    It plays the console itself, without the detour over the wrapped environment's `step`, which
+    would render every frame. It can save and restore its state.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], atari: AtariConfig) -> None:
+        import ale_py
+        import cv2
+
+        cv2.setNumThreads(1)  # one frame is too little work to share
+        super().__init__(env)
+        game: Any = env.unwrapped
+        meanings = game.get_action_meanings()
+        self._atari = atari
+        self._ale: Any = game.ale
+        self._actions = [getattr(ale_py.Action, name) for name in meanings]
+        self._fires = atari.fire_on_reset and "FIRE" in meanings
+        self._max_steps = atari.max_frames // atari.frame_skip
+        size = (atari.screen_size, atari.screen_size)
+        self._resize = functools.partial(cv2.resize, dsize=size, interpolation=cv2.INTER_AREA)
+        self._screens = np.zeros((2, *env.observation_space.shape), np.uint8)  # type: ignore[misc]
+        self._frames = np.zeros((atari.frame_stack, *size), np.uint8)
+        self._score, self._length, self._lives = 0.0, 0, 0
+        self._goes_on = False
+        self._seeded_ago = _NEVER
+        self._beginning: dict[str, Any] = {}
+        self._played: list[int] = []
+        self.observation_space = gym.spaces.Box(0, 255, self._frames.shape, np.uint8)
+        self.metadata = {
+            **env.metadata,
+            "whole_games": True,
+            "frame_stack": atari.frame_stack,
+        }
+
+    def on_reseed(self) -> None:
+        """A new sequence of episodes begins: with a new game, and a seed."""
+        self._goes_on = False
+        self._seeded_ago = _NEVER
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start a game, unless only a life was lost: then go on, as the agent's next episode."""
+        if self._goes_on:
+            self._goes_on = False
+            return self._frames.copy(), {}
+        is_due = _is_due(self._seeded_ago, self._atari)
+        self._seeded_ago = 0 if is_due else self._seeded_ago
+        self.env.reset(seed=seed if is_due else None, options=options)
+        self._begin()
+        return self._frames.copy(), {}
+
+    def _begin(self) -> None:
+        """Begin the game that the console stands at."""
+        console = self._ale.cloneState(include_rng=True).serialize()
+        rng = self.unwrapped.np_random.bit_generator.state
+        self._beginning = {"console": np.frombuffer(console, np.uint8), "rng": rng}
+        self._played.clear()
+        self._start()
+        self._score, self._length, self._lives = 0.0, 0, self._ale.lives()
+        self._ale.getScreenGrayscale(self._screens[0])
+        self._screens[1] = 0
+        self._frames[:] = 0
+        self._show()
+
+    def _start(self) -> None:
+        """A random number of no-ops, then FIRE: one frame each, counted together."""
+        noop_max = self._atari.noop_max
+        noops = int(self.unwrapped.np_random.integers(noop_max)) if noop_max else 0
+        for _ in range(noops + (noop_max > 0 and not self._fires)):
+            self._ale.act(self._actions[_NOOP])
+            if self._ale.game_over(with_truncation=False):
+                self._ale.reset_game()
+        if self._fires:
+            self._ale.act(self._actions[_FIRE])
+
+    def _show(self) -> None:
+        """Push the brighter of the last two screens, resized, on the stack of frames."""
+        newest, before = self._screens
+        if self._atari.frame_skip > 1:
+            np.maximum(newest, before, out=newest)
+        self._frames[:-1] = self._frames[1:]
+        self._frames[-1] = self._resize(newest)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step; ``info`` tells ``game_score`` and ``game_length`` where the game is over."""
+        ale, chosen, game_over, points = self._ale, self._actions[action], False, 0
+        self._played.append(int(action))
+        for left in range(self._atari.frame_skip - 1, -1, -1):
+            points += ale.act(chosen)
+            game_over = ale.game_over(with_truncation=False)
+            if game_over:
+                break
+            if left < 2:
+                ale.getScreenGrayscale(self._screens[left])
+        self._show()
+        self._score += points
+        self._length += 1
+        self._seeded_ago += 1
+        lives = ale.lives()
+        lost, self._lives = lives < self._lives, lives
+        truncated = not game_over and self._length >= self._max_steps
+        terminated = game_over or (self._atari.terminal_on_life_loss and lost)
+        self._goes_on = terminated and not (game_over or truncated)
+        info: dict[str, Any] = {}
+        if game_over or truncated:
+            info = {"game_score": self._score, "game_length": self._length}
+        reward = np.sign(points) if self._atari.clip_rewards else points
+        return self._frames.copy(), float(reward), terminated, truncated, info
+
+    def get_state(self) -> dict[str, Any]:
+        """The console and its random numbers as this game began, and the actions since.
+
+        A console's state leaves out the action that sticky actions repeat, so that only a game's
+        beginning, where there is none yet, can be brought back exactly.
+        """
+        return {
+            **self._beginning,
+            "actions": np.asarray(self._played, np.uint8),
+            "goes_on": self._goes_on,
+            "seeded_ago": self._seeded_ago,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> Any:
+        """Play this game again; what it shows."""
+        import ale_py
+
+        self._ale.reset_game()
+        self._ale.restoreState(ale_py.ALEState(np.asarray(state["console"]).tobytes()))
+        self.unwrapped.np_random.bit_generator.state = state["rng"]
+        self._begin()
+        for action in np.asarray(state["actions"]).tolist():
+            self.step(action)
+        self._goes_on = bool(state["goes_on"])
+        self._seeded_ago = int(state["seeded_ago"])
+        return self._frames.copy()
+
+
+class NativeAtari(VectorEnv[Any, Any, Any]):
+    """ale-py's vector of one game, with games seeded by us and played again to restore a state.
+
+    `step` shows the end of a game, and `reset` with a ``reset_mask`` what comes then: a new game,
+    or the same one where only a life was lost. The emulator has started most of those games by
+    itself, beside stepping the others. Observations are fresh arrays in every step.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        env_kwargs: dict[str, Any],
+        num_envs: int,
+        atari: AtariConfig,
+        first_index: int = 0,
+    ) -> None:
+        from ale_py.vector_env import AtariVectorEnv
+
+        kwargs = {**spec.kwargs, **env_kwargs}
+        self._vector = AtariVectorEnv(
+            kwargs["game"],
+            num_envs,
+            repeat_action_probability=_sticky(spec, atari),
+            full_action_space=kwargs.get("full_action_space", False),
+            max_num_frames_per_episode=_UNLIMITED,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            img_height=atari.screen_size,
+            img_width=atari.screen_size,
+            stack_num=atari.frame_stack,
+            frameskip=atari.frame_skip,
+            noop_max=atari.noop_max,
+            reward_clipping=False,
+            use_fire_reset=atari.fire_on_reset,
+        )
+        self.num_envs = num_envs
+        self.single_observation_space = self._vector.single_observation_space
+        self.single_action_space = self._vector.single_action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.DISABLED,
+            "whole_games": True,
+            "frame_stack": atari.frame_stack,
+            "fresh_observations": True,
+        }
+        self._atari = atari
+        self._max_steps = atari.max_frames // atari.frame_skip
+        self._first_index = first_index
+        self._seed = 0
+        self._games = np.zeros(num_envs, np.int64)
+        self._scores = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._lives = np.zeros(num_envs, np.int64)
+        self._over = np.zeros(num_envs, bool)
+        self._started = np.zeros(num_envs, bool)
+        self._obs: Any = None
+        # Actions of all environments since the oldest seeded start that any of them depends on;
+        # where in them each one's own start was, and which game that began.
+        self._history: list[Array] = []
+        self._seeded_at = np.zeros(num_envs, np.int64)
+        self._seeded_game = np.zeros(num_envs, np.int64)
+        self.restorable = atari.seed_interval > 0
+        """Whether `get_state` holds what `set_state` needs."""
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start all games, as a new sequence, or those of a mask that are over."""
+        if options is None or "reset_mask" not in options:
+            self._seed = self._seed if seed is None else int(seed)
+            self._games[:] = 0
+            self._history.clear()
+            everywhere = np.ones(self.num_envs, bool)
+            self._start(everywhere, seeded=everywhere)
+        else:
+            over = self._over & np.asarray(options["reset_mask"], bool)
+            if over.any():
+                self._next_games(over)
+        return self._obs, {}
+
+    def _next_games(self, over: Array) -> None:
+        self._games += over
+        ago = len(self._history) - self._seeded_at
+        seeded = over & _is_due(ago, self._atari)
+        starts = seeded | (over & ~self._started)
+        if starts.any():
+            self._start(starts, seeded)
+        self._begin_counts(over)
+
+    def _begin_counts(self, chosen: Array) -> None:
+        self._scores[chosen] = 0.0
+        self._lengths[chosen] = 0
+        self._over[chosen] = False
+
+    def _start(self, chosen: Array, seeded: Array) -> None:
+        """Begin the current games of some environments, with seeds of our own or without."""
+        self._seeded_at[seeded] = len(self._history)
+        self._seeded_game[seeded] = self._games[seeded]
+        seeds = [
+            # Seeds are positive 32-bit integers there; -1 is none.
+            max(1, stream_seed(self._seed, "environment", self._first_index + i, game) >> 32)
+            if seeded[i]
+            else -1
+            for i, game in enumerate(self._games.tolist())
+            if chosen[i]
+        ]
+        self._obs, told = self._vector.reset(
+            seed=np.asarray(seeds, np.int64), options={"reset_mask": chosen}
+        )
+        self._lives[chosen] = told["lives"][chosen]
+        self._begin_counts(chosen)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step every game."""
+        self.send(actions)
+        return self.recv()
+
+    def send(self, actions: Any) -> None:
+        """Begin a step; :meth:`recv` waits for what it gives."""
+        self._history.append(np.asarray(actions, np.uint8))
+        self._vector.send(np.asarray(actions, np.int64))
+
+    def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """What the actions sent last gave; ``info`` tells the scores of games that are over."""
+        obs, points, game_over, _, told = self._vector.recv()
+        self._obs, self._started = obs, game_over
+        if game_over.any():
+            obs = obs.copy()
+            obs[game_over] = told["final_obs"][game_over]
+        reward = points.astype(np.float64)
+        self._scores += reward
+        self._lengths += 1
+        lost = told["lives"] < self._lives
+        self._lives[:] = told["lives"]
+        truncated = ~game_over & (self._lengths >= self._max_steps)
+        self._over = game_over | truncated
+        terminated = game_over | lost if self._atari.terminal_on_life_loss else game_over.copy()
+        info: dict[str, Any] = {}
+        if self._over.any():
+            scores = {"game_score": self._scores.copy(), "game_length": self._lengths.copy()}
+            info = {**scores, "_game_score": self._over.copy(), "_game_length": self._over.copy()}
+            self._forget_old_games()
+        if self._atari.clip_rewards:
+            reward = np.sign(reward)
+        return obs, reward, terminated, truncated, info
+
+    def _forget_old_games(self) -> None:
+        oldest = len(self._history) if not self.restorable else int(self._seeded_at.min())
+        if oldest > len(self._history) // 2:
+            del self._history[:oldest]
+            self._seeded_at -= oldest
+
+    def get_state(self) -> dict[str, Any]:
+        """The games last seeded, and every action since the oldest of them began."""
+        oldest = int(self._seeded_at.min())
+        history = self._history[oldest:]
+        return {
+            "seed": self._seed,
+            "seeded_game": self._seeded_game.copy(),
+            "seeded_at": self._seeded_at - oldest,
+            "history": np.stack(history) if history else np.zeros((0, self.num_envs), np.uint8),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> Any:
+        """Play again all since each environment was seeded; what they show then."""
+        self._seed = int(state["seed"])
+        seeded_at = np.array(state["seeded_at"], np.int64)
+        everywhere = np.ones(self.num_envs, bool)
+        self._history.clear()
+        self._games = np.array(state["seeded_game"], np.int64)
+        self._start(everywhere, seeded=everywhere)
+        for row, actions in enumerate(np.asarray(state["history"]), start=1):
+            self.step(actions)
+            # Those seeded later play anything meanwhile, and start over when it is their turn.
+            self.reset(options={"reset_mask": seeded_at < row})
+            begin_now = seeded_at == row
+            if begin_now.any():
+                self._games[begin_now] = np.asarray(state["seeded_game"])[begin_now]
+                self._start(begin_now, seeded=begin_now)
+        return self._obs
+
+    def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
+        """Threads end with the vector."""
+        self._vector.close()

@@ -1,0 +1,107 @@
+"""Two fixed halves of a vector: one is stepped while actions of the other are chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from rl_training.envs.adapter import VectorAdapter
+from rl_training.envs.factory import EnvFn, make_vector_env
+from rl_training.tree import tree_stack
+from rl_training.types import Array, Episode, Obs, VectorStep
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
+
+
+class HalvedAdapter:
+    """Two `VectorAdapter`s that look like one; whoever overlaps them uses ``halves``."""
+
+    def __init__(self, halves: tuple[VectorAdapter, VectorAdapter]) -> None:
+        first, second = self.halves = halves
+        self.num_envs = first.num_envs + second.num_envs
+        self.rows = (slice(0, first.num_envs), slice(first.num_envs, self.num_envs))
+        """The environments of each half."""
+        self.action_spec, self.obs_spec = first.action_spec, first.obs_spec
+        self.has_invalid_rows, self.frame_stack = first.has_invalid_rows, first.frame_stack
+
+    def reset(self) -> Obs:
+        """Begin the first episode of every environment."""
+        return joined_obs([half.reset() for half in self.halves])
+
+    def reseed(self, seed: int) -> Obs:
+        """Begin anew, as another run with another seed would."""
+        return joined_obs([half.reseed(seed) for half in self.halves])
+
+    def step(self, action: Array) -> VectorStep:
+        """Step both halves at once."""
+        for half, rows in zip(self.halves, self.rows, strict=True):
+            half.send(action[rows])
+        return self.join([half.recv() for half in self.halves])
+
+    def join(self, parts: list[VectorStep]) -> VectorStep:
+        """One step of all environments from one of each half."""
+        obs = joined_obs([part.obs for part in parts])
+        ended = any((part.terminated | part.truncated).any() for part in parts)
+        final_obs = joined_obs([part.final_obs for part in parts]) if ended else obs
+        episodes = [
+            Episode(episode.env + rows.start, episode.ret, episode.length)
+            for part, rows in zip(parts, self.rows, strict=True)
+            for episode in part.episodes
+        ]
+        return VectorStep(
+            obs,
+            final_obs,
+            np.concatenate([part.reward for part in parts]),
+            np.concatenate([part.terminated for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
+            np.concatenate([part.valid for part in parts]),
+            tuple(episodes),
+        )
+
+    @property
+    def exactly_resumable(self) -> bool:
+        """Whether both can be brought back bit for bit."""
+        return all(half.exactly_resumable for half in self.halves)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that brings the environments back."""
+        return {"halves": [half.state_dict() for half in self.halves]}
+
+    def load_state_dict(self, state: dict[str, Any], expected: Obs) -> tuple[Obs, bool]:
+        """Bring them back: the observation to go on from, and whether it is exact."""
+        leaf_rows = [_rows_of(expected, rows) for rows in self.rows]
+        triples = zip(self.halves, state["halves"], leaf_rows, strict=True)
+        restored = [half.load_state_dict(saved, rows) for half, saved, rows in triples]
+        return joined_obs([obs for obs, _ in restored]), all(exact for _, exact in restored)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for half in self.halves:
+            half.close()
+
+
+def joined_obs(parts: list[Obs]) -> Obs:
+    """Observations of all environments from those of each half."""
+    return tree_stack(np.concatenate, parts)
+
+
+def _rows_of(obs: Obs, rows: slice) -> Obs:
+    return {key: leaf[rows] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[rows]
+
+
+Adapter: TypeAlias = VectorAdapter | HalvedAdapter
+"""What trainers step."""
+
+
+def make_adapter(config: TrainConfig[Any], env_fn: EnvFn | None = None) -> Adapter:
+    """The environments a config trains on, in halves where it asks for overlap."""
+    if not config.overlap:
+        return VectorAdapter(make_vector_env(config, env_fn=env_fn), config.seed)
+    size = config.num_envs // 2
+    first, second = (
+        VectorAdapter(make_vector_env(config, size, first_index=start), config.seed)
+        for start in (0, size)
+    )
+    return HalvedAdapter((first, second))

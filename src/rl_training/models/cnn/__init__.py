@@ -1,0 +1,3 @@
+from rl_training.models.cnn.nature import NatureCNN
+
+__all__ = ["NatureCNN"]

@@ -1,0 +1,106 @@
+"""Observations to vectors: flattened, or seen by a convolutional network, one per image."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.cnn.nature import NatureCNN
+from rl_training.tree import tree_leaves
+from rl_training.types import ACTION_MASK, ObsSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """How observations are encoded."""
+
+    custom: type[nn.Module] | None = None
+    """The user's own: called with the `ObsSpec`, with an ``output_size``."""
+    feature_size: int = 512
+    """Numbers that each image becomes."""
+    orthogonal: bool = False
+    """Whether weights start as policy gradients want them."""
+    bfloat16: bool = False
+    """Whether images are seen in half precision."""
+
+
+DEFAULT_ENCODER = EncoderConfig()
+
+
+class FlattenEncoder(nn.Module):
+    """Observations as one vector per row: every leaf flattened, side by side."""
+
+    def __init__(self, obs_spec: ObsSpec) -> None:
+        super().__init__()
+        vector = not obs_spec.is_dict and len(obs_spec.leaves[""].shape) == 1
+        self.single_vector = vector and obs_spec.leaves[""].dtype == "float32"
+        self.output_size = sum(leaf.size for leaf in obs_spec.encoded.values())
+
+    def forward(self, obs: Tensor | dict[str, Tensor]) -> Tensor:
+        """Concatenate."""
+        if self.single_vector and isinstance(obs, Tensor):
+            return obs
+        return torch.cat([leaf.reshape(len(leaf), -1).float() for leaf in tree_leaves(obs)], 1)
+
+
+class ImageEncoder(nn.Module):
+    """A `NatureCNN` for every image; vectors beside them are flattened; all side by side."""
+
+    def __init__(self, obs_spec: ObsSpec, config: EncoderConfig) -> None:
+        super().__init__()
+        # Module names may be neither empty nor hold dots: leaves are named by position.
+        self._names = {
+            key: f"image{i}"
+            for i, (key, leaf) in enumerate(obs_spec.encoded.items())
+            if leaf.is_image
+        }
+        self.networks = nn.ModuleDict(
+            {
+                name: NatureCNN(
+                    cast("tuple[int, int, int]", obs_spec.leaves[key].shape),
+                    config.feature_size,
+                    orthogonal=config.orthogonal,
+                    bfloat16=config.bfloat16,
+                )
+                for key, name in self._names.items()
+            }
+        )
+        self.output_size = sum(
+            config.feature_size if leaf.is_image else leaf.size
+            for leaf in obs_spec.encoded.values()
+        )
+
+    def forward(self, obs: Tensor | dict[str, Tensor]) -> Tensor:
+        """Encode each leaf and concatenate."""
+        if isinstance(obs, Tensor):
+            return cast("Tensor", self.networks[self._names[""]](obs))
+        return torch.cat(
+            [
+                self.networks[self._names[key]](leaf)
+                if key in self._names
+                else leaf.reshape(len(leaf), -1).float()
+                for key, leaf in obs.items()
+            ],
+            1,
+        )
+
+
+def make_encoder(obs_spec: ObsSpec, config: EncoderConfig) -> tuple[nn.Module, int]:
+    """The user's encoder or the one the observations call for, and how many features it gives."""
+    if config.custom is not None:
+        made = config.custom(obs_spec)
+    elif obs_spec.has_images:
+        made = ImageEncoder(obs_spec, config)
+    else:
+        made = FlattenEncoder(obs_spec)
+    return made, int(made.output_size)  # type: ignore[arg-type]
+
+
+def split_mask(obs: Any) -> tuple[Any, Tensor | None]:
+    """What the encoder sees, and the action mask where there is one."""
+    if isinstance(obs, dict) and ACTION_MASK in obs:
+        return {key: leaf for key, leaf in obs.items() if key != ACTION_MASK}, obs[ACTION_MASK]
+    return obs, None
