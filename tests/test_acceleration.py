@@ -11,6 +11,7 @@ import torch
 
 from rl_training.config import TrainConfig
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager, build_algorithm
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, VectorStep
@@ -108,6 +109,74 @@ def test_an_annealed_rate_reaches_accelerated_steps(mode: str, device: str) -> N
     )
     assert (slow - plain).abs().max() > 10 * TOLERANCE
     torch.testing.assert_close(quick, slow, rtol=0, atol=TOLERANCE)
+
+
+FRAMES = ObsSpec({"": ArraySpec((4, 40, 40), "uint8")})
+IMAGE_TOLERANCE = 2e-4
+"""Of parameters after four updates on images, with a learning rate of 1e-3."""
+
+
+def learnt_from_images(algo: str, mode: str, device: str) -> Any:
+    """Four updates on images, from the same weights and data whatever the mode."""
+    knobs: dict[str, Any] = {"learning_rate": 1e-3, "feature_size": 16}
+    if algo == "dqn":
+        knobs |= {"batch_size": 16, "max_grad_norm": 0.5}
+    else:
+        knobs |= {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "anneal_lr": False}
+    config: TrainConfig[Any] = TrainConfig(
+        algo=algo,
+        num_envs=2,
+        acceleration=mode,  # type: ignore[arg-type]
+        algo_kwargs=knobs,
+    )
+    place = torch.device(device)
+    algorithm = build_algorithm(config, FRAMES, ACTIONS["dqn"], place)
+    rng = np.random.default_rng(5)
+    storage: Any
+    if algo == "dqn":
+        storage = ReplayBuffer(64, 2, FRAMES, ACTIONS["dqn"], gamma=0.9, frame_stack=4)
+    else:
+        storage = RolloutBuffer(
+            16, 2, (4, 40, 40), (), obs_dtype=torch.uint8, action_dtype=torch.int64, device=place
+        )
+    obs = rng.integers(0, 256, (2, 4, 40, 40), dtype=np.uint8)
+    for _ in range(16):
+        newest = rng.integers(0, 256, (2, 1, 40, 40), dtype=np.uint8)
+        following = np.concatenate((obs[:, 1:], newest), 1)
+        terminated = rng.random(2) < 0.2
+        reward = rng.normal(size=2).astype(np.float32)
+        none, all_valid = np.zeros(2, bool), np.ones(2, bool)
+        step = VectorStep(following, following, reward, terminated, none, all_valid, ())
+        storage.add(obs, rng.integers(3, size=2), {}, step)
+        obs = following
+    if algo == "dqn":
+        algorithm.learn(storage, 4, Progress(0, 1000))
+    else:
+        algorithm.learn(storage, Progress(0, 1000))
+    return algorithm
+
+
+@pytest.mark.parametrize(("mode", "device"), MODES)
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_modes_agree_on_images(
+    algo: str, mode: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    slow = learnt_from_images(algo, "eager", "cpu")
+    quick = learnt_from_images(algo, mode, device)
+    start = build_algorithm(untouched(algo), FRAMES, ACTIONS["dqn"], CPU).module
+    moved = 0.0
+    pairs = zip(
+        start.parameters(), slow.module.parameters(), quick.module.parameters(), strict=True
+    )
+    for first, one, other in pairs:
+        torch.testing.assert_close(other.cpu(), one, rtol=0, atol=IMAGE_TOLERANCE)
+        moved = max(moved, float((one - first).detach().abs().max()))
+    assert moved > 10 * IMAGE_TOLERANCE, "the updates did something to agree on"
+
+
+def untouched(algo: str) -> TrainConfig[Any]:
+    return TrainConfig(algo=algo, num_envs=2, algo_kwargs={"feature_size": 16})
 
 
 DEVICES = [

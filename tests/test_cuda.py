@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from atari_runs import QUICK_ATARI
 from conftest import MakeConfig, probe
 from rl_training.checkpointing import load_checkpoint
+from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -93,3 +96,70 @@ def test_graphs_learn(make_config: MakeConfig) -> None:
         **probe("sac", "MatchObservation"),
     )
     assert ExperimentManager.setup(config).train().metrics["eval/return_min"] == 1.0
+
+
+@pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("acceleration", ["eager", "cudagraph"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_atari_trains_and_its_policy_moves_to_the_cpu(
+    algo: str, acceleration: str, precision: str, make_config: MakeConfig
+) -> None:
+    pytest.importorskip("ale_py")
+    settings: dict[str, Any] = {
+        **QUICK_ATARI[algo],
+        "device": "cuda",
+        "acceleration": acceleration,
+        "precision": precision,
+        "vectorization": "native",
+        "num_envs": 2,
+        "total_timesteps": 256,
+    }
+    result = ExperimentManager.setup(make_config(algo=algo, **settings)).train()
+    assert result.metrics["global_step"] == 256
+    longer = resume_training(result.run_dir, total_timesteps=320)
+    assert longer.metrics["global_step"] == 320
+    frames = np.random.default_rng(0).integers(0, 256, (6, 4, 84, 84), dtype=np.uint8)
+    here, there = (load_policy(result.run_dir, device=d) for d in ("cpu", "cuda"))
+    same = here.predict(frames) == there.predict(frames)
+    assert same.all() if precision == "float32" else same.mean() >= 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        moved = resume_training(
+            result.run_dir, total_timesteps=352, device="cpu", acceleration="eager"
+        )
+    assert moved.metrics["global_step"] == 352
+
+
+@pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
+def test_a_rollout_holds_what_the_environments_showed(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Observations reach it through the accelerator, one by one and in halves."""
+    pytest.importorskip("ale_py")
+    shown: list[Any] = []
+    real = RolloutBuffer.add
+
+    def add(self: RolloutBuffer, obs: Any, *rest: Any) -> None:
+        shown.append(np.array(obs))
+        real(self, obs, *rest)
+
+    monkeypatch.setattr(RolloutBuffer, "add", add)
+    for overlap in (False, True):
+        for acceleration in ("eager", "cudagraph"):
+            config = make_config(
+                **{
+                    "algo": "ppo",
+                    **QUICK_ATARI["ppo"],
+                    "device": "cuda",
+                    "acceleration": acceleration,
+                    "vectorization": "native",
+                    "overlap": overlap,
+                    "eval_episodes": 0,
+                }
+            )
+            trainer: Any = ExperimentManager.setup(config)
+            shown.clear()
+            trainer.train()
+            stored = trainer.buffer.obs.cpu().numpy()
+            assert np.array_equal(stored, np.stack(shown[-len(stored) :])), (overlap, acceleration)

@@ -121,6 +121,9 @@ class ExperimentManager:
         if device == "cpu" and getattr(config.algo_kwargs, "replay_device", "cpu") != "cpu":
             warnings.warn("the replay moves to the CPU with the networks", stacklevel=2)
             moved["replay_device"] = "cpu"
+        if device == "cpu" and config.precision != "float32":
+            warnings.warn(f"{config.precision} becomes float32 on the CPU", stacklevel=2)
+            moved["precision"] = "float32"
         config = config.with_overrides(**{k: v for k, v in moved.items() if v is not None})
         setup = _assemble(config, env_fn, threads=state["training"]["counters"]["threads"])
         try:

@@ -107,8 +107,10 @@ def numpy_policy(encoder: nn.Module, net: MLP, head: ActionHead) -> NumpyChoice 
     """
     plain = isinstance(encoder, FlattenEncoder) and encoder.single_vector
     on_cpu = next(net.parameters()).device.type == "cpu"
+    if not (plain and on_cpu and net.activation in NUMPY_ACTIVATIONS):
+        return None
     choose = head.numpy_choice()
-    if not (plain and on_cpu and net.activation in NUMPY_ACTIVATIONS) or choose is None:
+    if choose is None:
         return None
     forward = net.numpy_function()
     return lambda obs, noise: choose(forward(obs), noise)
