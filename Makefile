@@ -27,7 +27,7 @@ $(DEV): pyproject.toml constraints.txt $(CORE)
 	@touch $@
 
 $(BENCH): pyproject.toml constraints.txt $(CORE)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench,atari,mujoco]'
 	@touch $@
 
 train: $(CORE) ## train PPO on CartPole-v1 (about a minute, set-up aside)
@@ -59,6 +59,7 @@ format: $(DEV) ## rewrite files the way lint wants them
 bench: $(BENCH) ## speed against Stable-Baselines3, in one run on this machine
 	$(BIN)/python benchmarks/ppo_cartpole.py
 	$(BIN)/python benchmarks/off_policy.py
+	$(BIN)/python benchmarks/atari.py
 
 clean: ## remove the environment and caches (runs/ stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

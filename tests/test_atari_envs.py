@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -330,6 +331,12 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> No
 def test_a_mistake_in_the_config_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_from_mapping({"env_id": "ALE/Breakout-v5", **settings})
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rl_training\[atari\]'"):
+        make_vector_env(atari_config(), 1)
 
 
 def test_env_fn_does_not_go_with_the_pipeline() -> None:

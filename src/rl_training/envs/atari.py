@@ -12,6 +12,7 @@ on with the console's own random numbers, and depend on that seed and all action
 from __future__ import annotations
 
 import functools
+import importlib.util
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import gymnasium as gym
@@ -43,6 +44,8 @@ def check_atari(spec: EnvSpec, env_kwargs: dict[str, Any], *, native: bool) -> N
     for name in (*_SET_BY_PIPELINE, "max_num_frames_per_episode"):
         if name in env_kwargs:
             raise ConfigError(f"'env_kwargs.{name}' is set by preprocessing: atari; use 'atari'")
+    if not native and importlib.util.find_spec("cv2") is None:
+        raise ConfigError(f"{spec.id} needs an extra: pip install 'rl_training[atari]'")
     if native and (others := set(env_kwargs) - {"full_action_space"}):
         raise ConfigError(
             f"'env_kwargs.{min(others)}' is unknown to ale-py's native vector;"

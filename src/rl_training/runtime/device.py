@@ -84,7 +84,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep what it is given back, instead of asking the system anew for every update.
 
     The activations of a convolutional network are tens of megabytes: freed and mapped again each
-    time they cost thousands of page faults, a third of an update of DQN's. Elsewhere than under
+    time they cost thousands of page faults, a quarter of an update of DQN's. Elsewhere than under
     glibc nothing happens.
     """
     try:
