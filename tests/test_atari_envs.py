@@ -9,7 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rl_training.config import TrainConfig, config_from_file, config_from_mapping
+from rl_training.config import (
+    AtariConfig,
+    TrainConfig,
+    config_from_file,
+    config_from_mapping,
+)
 from rl_training.envs import VectorAdapter, make_adapter, make_env, make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.eval import make_eval_env
@@ -296,6 +301,13 @@ def test_halves_step_like_one_vector() -> None:
     [
         ({"env_id": "CartPole-v1"}, "CartPole-v1 is none"),
         ({"env_kwargs": {"frameskip": 2}}, "env_kwargs.frameskip"),
+        ({"env_kwargs": {"max_episode_steps": 9}}, "env_kwargs.max_episode_steps"),
+        ({"env_kwargs": {"continuous": True}}, "does not go with preprocessing: atari"),
+        (
+            {"env_kwargs": {"full_action_space": "yes"}, "vectorization": "native"},
+            "cannot make ALE/Breakout-v5",
+        ),
+        ({"preprocessing": "none", "vectorization": "native"}, "with preprocessing: atari"),
         ({"env_kwargs": {"mode": 4}, "vectorization": "native"}, "unknown to ale-py's native"),
         ({"env_id": "ALE/Brekout-v5"}, "Did you mean 'ALE/Breakout-v5'"),
     ],
@@ -340,8 +352,52 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_env_fn_does_not_go_with_the_pipeline() -> None:
+    def cartpole() -> gym.Env[Any, Any]:
+        return gym.make("CartPole-v1")
+
     with pytest.raises(ConfigError, match="env_fn"):
-        make_vector_env(atari_config(), env_fn=lambda: gym.make("CartPole-v1"))
+        make_vector_env(atari_config(), env_fn=cartpole)
+    halves = atari_config("native", num_envs=2).with_overrides(overlap=True)
+    with pytest.raises(ConfigError, match="env_fn"):
+        make_adapter(halves, env_fn=cartpole)
+
+
+def wrapped(path: str, **kwargs: Any) -> Any:
+    config = atari_config(num_envs=2, sticky_actions=0.0)
+    config = config.with_overrides(wrappers=[{"path": path, "kwargs": kwargs}])
+    return VectorAdapter(make_vector_env(config), config.seed)
+
+
+def test_an_episode_that_a_wrapper_cuts_short_is_counted() -> None:
+    env = wrapped("gymnasium.wrappers:TimeLimit", max_episode_steps=30)
+    env.reset()
+    lengths = []
+    for action in np.zeros((60, 2), np.int64):
+        step = env.step(action)
+        lengths += [episode.length for episode in step.episodes if step.truncated.any()]
+    assert lengths, "an evaluation would wait for ever"
+
+
+def test_under_a_users_wrapper_frames_are_not_trusted_nor_resume_promised() -> None:
+    env = wrapped("gymnasium.wrappers:ClipReward", min_reward=-1, max_reward=1)
+    assert env.frame_stack == 1
+    assert not env.exactly_resumable
+    plain = adapter(num_envs=1)
+    assert plain.frame_stack == 4
+    assert plain.exactly_resumable
+
+
+def test_workers_do_not_greet(capfd: pytest.CaptureFixture[str]) -> None:
+    env = adapter("async", num_envs=2)
+    env.reset()
+    env.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_preset_can_do_without_the_pipeline() -> None:
+    config = config_from_file("ppo/pong_atari")
+    bare = config.with_overrides(preprocessing="none", vectorization="sync")
+    assert bare.atari == AtariConfig()
 
 
 def test_settings_of_the_pipeline_are_laid_over_a_presets_one_by_one(tmp_path: Any) -> None:

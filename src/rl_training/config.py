@@ -139,7 +139,7 @@ class TrainConfig(Generic[AlgoConfig]):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the networks that see images; bfloat16 needs CUDA."""
     torch_threads: int | None = None
-    """CPU threads of torch; unset: one for small networks on vectors (faster), else torch's own."""
+    """CPU threads of torch; unset: torch's own for images and large networks on a CPU, else one."""
 
     eval_interval: int = 100_000
     """Steps between evaluations; 0 leaves only the one at the end."""
@@ -259,7 +259,9 @@ def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> d
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lay ``over`` on ``base``: algorithm knobs one by one (unless the algorithm changes)."""
     merged = {**base, **over}
-    if isinstance(base.get("atari"), Mapping) and isinstance(over.get("atari"), Mapping):
+    if over.get("preprocessing") == "none":
+        merged["atari"] = over.get("atari", {})
+    elif isinstance(base.get("atari"), Mapping) and isinstance(over.get("atari"), Mapping):
         merged["atari"] = {**base["atari"], **over["atari"]}
     same_algo = over.get("algo", base.get("algo")) == base.get("algo")
     knobs, new_knobs = base.get("algo_kwargs"), over.get("algo_kwargs")

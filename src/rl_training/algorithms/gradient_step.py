@@ -191,7 +191,7 @@ def gradient_function(
 def _eager(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
     parameters = trainable(module)
     # Written again by every call: megabytes of fresh memory would cost more than the copy.
-    flat = torch.empty_like(torch.cat([p.detach().reshape(-1) for p in parameters]))
+    flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
 
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         metrics = loss(batch)

@@ -419,7 +419,7 @@ class ReplayBuffer:
         if list(state["shape"]) != shape:
             raise ConfigError(
                 f"the saved replay has the shape {list(state['shape'])}, this one {shape}:"
-                " buffer_size and num_envs must not change"
+                " buffer_size, num_envs and the stack of frames must not change"
             )
         self._head, self._filled = (int(x) for x in state["position"])
         self._max_priority = float(state["max_priority"])

@@ -108,6 +108,7 @@ class RolloutBuffer:
                 self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], step.final_obs)))
         self.position = t + 1
         if self.position == self.num_steps:
+            # Learning waits for the device before the next rollout writes here again.
             for there, here in zip(self._sent, self._waiting, strict=True):
                 if there is not here:
                     there.copy_(here, non_blocking=True)

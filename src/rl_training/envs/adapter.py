@@ -29,11 +29,11 @@ class VectorAdapter:
         self.obs_spec = spaces.obs_spec(env.single_observation_space, self.action_spec)
         self.mode = _autoreset_mode(env)
         self.has_invalid_rows = self.mode is AutoresetMode.NEXT_STEP
-        self.frame_stack = int(env.metadata.get("frame_stack", 1))
+        self.frame_stack = int(env.metadata.get("rl_training/frame_stack", 1))
         """Images that an observation stacks: each shows again all but the oldest of the last."""
-        self._counts_games = bool(env.metadata.get("whole_games", False))
+        self._counts_games = bool(env.metadata.get("rl_training/whole_games", False))
         self._cast = self.obs_spec.cast
-        if env.metadata.get("fresh_observations", False):
+        if env.metadata.get("rl_training/fresh_observations", False):
             self._cast = lambda obs: obs
         self._seed = seed
         self._valid = np.ones(self.num_envs, bool)
@@ -86,7 +86,7 @@ class VectorAdapter:
             self._pending_reset = self._none_done
             self._check_choice(obs, self._valid)
             return VectorStep(obs, obs, reward, terminated, truncated, valid, ())
-        episodes = self._games(info) if self._counts_games else self._episodes(done)
+        episodes = self._games(done, info) if self._counts_games else self._episodes(done)
         self._returns[done] = 0.0
         self._lengths[done] = 0
         obs, final_obs = self._across_reset(obs, done, info)
@@ -99,13 +99,19 @@ class VectorAdapter:
             for i in np.flatnonzero(done)
         )
 
-    def _games(self, info: dict[str, Any]) -> tuple[Episode, ...]:
-        """Whole games with their raw scores, whatever the agent was told of lives and rewards."""
-        ended = info.get("final_info", info)
-        return tuple(
-            Episode(int(i), float(ended["game_score"][i]), int(ended["game_length"][i]))
-            for i in np.flatnonzero(ended.get("_game_score", self._none_done))
+    def _games(self, done: Array, info: dict[str, Any]) -> tuple[Episode, ...]:
+        """Whole games with their raw scores, whatever the agent was told of lives and rewards.
+
+        Where neither a game ended nor a life, a wrapper has cut the episode short.
+        """
+        told = info.get("final_info", info)
+        over = told.get("_game_score", self._none_done)
+        cut_short = done & ~over & ~told.get("_life_lost", self._none_done)
+        games = tuple(
+            Episode(int(i), float(told["game_score"][i]), int(told["game_length"][i]))
+            for i in np.flatnonzero(over)
         )
+        return games + self._episodes(cut_short)
 
     def _check_choice(self, obs: Obs, acting: Array) -> None:
         """An environment whose action counts must leave something to choose."""

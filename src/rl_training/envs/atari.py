@@ -28,7 +28,15 @@ from rl_training.types import Array
 if TYPE_CHECKING:
     from rl_training.config import AtariConfig
 
-_SET_BY_PIPELINE = ("frameskip", "repeat_action_probability", "obs_type")
+_SET_BY_PIPELINE = (
+    "frameskip",
+    "repeat_action_probability",
+    "obs_type",
+    "max_num_frames_per_episode",
+    "max_episode_steps",
+)
+_TAKEN = {"full_action_space", "mode", "difficulty", "render_mode"}
+_TAKEN_BY_NATIVE = {"full_action_space"}
 _NOOP, _FIRE = 0, 1
 _UNLIMITED = 2**31 - 1
 _NEVER = 2**62
@@ -41,16 +49,28 @@ def check_atari(spec: EnvSpec, env_kwargs: dict[str, Any], *, native: bool) -> N
         raise ConfigError(
             f"preprocessing: atari is for games such as ALE/Breakout-v5; {spec.id} is none"
         )
-    for name in (*_SET_BY_PIPELINE, "max_num_frames_per_episode"):
+    for name in _SET_BY_PIPELINE:
         if name in env_kwargs:
             raise ConfigError(f"'env_kwargs.{name}' is set by preprocessing: atari; use 'atari'")
     if not native and importlib.util.find_spec("cv2") is None:
         raise ConfigError(f"{spec.id} needs an extra: pip install 'rl_training[atari]'")
-    if native and (others := set(env_kwargs) - {"full_action_space"}):
+    if native and (others := set(env_kwargs) - _TAKEN_BY_NATIVE):
         raise ConfigError(
             f"'env_kwargs.{min(others)}' is unknown to ale-py's native vector;"
             " use vectorization: sync or async"
         )
+    if others := set(env_kwargs) - _TAKEN:
+        raise ConfigError(
+            f"'env_kwargs.{min(others)}' does not go with preprocessing: atari, which takes"
+            f" {', '.join(sorted(_TAKEN))}"
+        )
+
+
+def silence_greeting() -> None:
+    """Keep the emulator from greeting on stderr for every game made, in this process."""
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def atari_kwargs(spec: EnvSpec, atari: AtariConfig) -> dict[str, Any]:
@@ -106,8 +126,8 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
         self.observation_space = gym.spaces.Box(0, 255, self._frames.shape, np.uint8)
         self.metadata = {
             **env.metadata,
-            "whole_games": True,
-            "frame_stack": atari.frame_stack,
+            "rl_training/whole_games": True,
+            "rl_training/frame_stack": atari.frame_stack,
         }
 
     def on_reseed(self) -> None:
@@ -180,7 +200,7 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
         truncated = not game_over and self._length >= self._max_steps
         terminated = game_over or (self._atari.terminal_on_life_loss and lost)
         self._goes_on = terminated and not (game_over or truncated)
-        info: dict[str, Any] = {}
+        info: dict[str, Any] = {"life_lost": True} if self._goes_on else {}
         if game_over or truncated:
             info = {"game_score": self._score, "game_length": self._length}
         reward = np.sign(points) if self._atari.clip_rewards else points
@@ -255,9 +275,9 @@ class NativeAtari(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {
             "autoreset_mode": AutoresetMode.DISABLED,
-            "whole_games": True,
-            "frame_stack": atari.frame_stack,
-            "fresh_observations": True,
+            "rl_training/whole_games": True,
+            "rl_training/frame_stack": atari.frame_stack,
+            "rl_training/fresh_observations": True,
         }
         self._atari = atari
         self._max_steps = atari.max_frames // atari.frame_skip
@@ -351,10 +371,10 @@ class NativeAtari(VectorEnv[Any, Any, Any]):
         truncated = ~game_over & (self._lengths >= self._max_steps)
         self._over = game_over | truncated
         terminated = game_over | lost if self._atari.terminal_on_life_loss else game_over.copy()
-        info: dict[str, Any] = {}
+        info: dict[str, Any] = {"_life_lost": terminated & ~self._over}
         if self._over.any():
             scores = {"game_score": self._scores.copy(), "game_length": self._lengths.copy()}
-            info = {**scores, "_game_score": self._over.copy(), "_game_length": self._over.copy()}
+            info |= {**scores, "_game_score": self._over.copy(), "_game_length": self._over.copy()}
             self._forget_old_games()
         if self._atari.clip_rewards:
             reward = np.sign(reward)

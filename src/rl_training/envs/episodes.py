@@ -32,7 +32,11 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._length = 0
         self._actions: list[Any] = []
         self._has_own_state = _offers_its_state(env)
-        self._carries_over = any(type(layer).__name__ in _CARRY_OVER for layer in _layers(env))
+        # What seeds itself only now and then cannot be replayed from an episode's seed.
+        self._carries_over = any(
+            type(layer).__name__ in _CARRY_OVER or hasattr(type(layer), "on_reseed")
+            for layer in _layers(env)
+        )
 
     def reseed(self, seed: int) -> None:
         """Start the sequence of episodes of ``seed`` at the next reset."""

@@ -14,7 +14,13 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from rl_training._lazy import resolve
-from rl_training.envs.atari import AtariGame, NativeAtari, atari_kwargs, check_atari
+from rl_training.envs.atari import (
+    AtariGame,
+    NativeAtari,
+    atari_kwargs,
+    check_atari,
+    silence_greeting,
+)
 from rl_training.envs.episodes import SeededEpisodes
 from rl_training.envs.sync import FastSyncVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
@@ -29,7 +35,7 @@ Made = TypeVar("Made")
 
 @dataclasses.dataclass(frozen=True)
 class EnvRecipe:
-    """What a worker needs to make an environment: no config class, so no torch.
+    """What a worker needs to make an environment, without torch.
 
     It holds the environment's registered spec, not its id: a script may have registered it for
     itself alone.
@@ -55,6 +61,8 @@ class EnvRecipe:
 
     def make(self, index: int) -> gym.Env[Any, Any]:
         """Make environment number ``index``."""
+        if isinstance(self.source, EnvSpec) and "game" in self.source.kwargs:
+            silence_greeting()
         if not isinstance(self.source, EnvSpec):
             env = self.source()
         elif self.atari is None:
@@ -64,15 +72,23 @@ class EnvRecipe:
             env = AtariGame(_gym_make(self.source, kwargs), self.atari)
         for path, kwargs in self.wrappers:
             env = _wrap(env, path, kwargs)
+            # Who knows what it makes of the frames.
+            env.metadata = {**env.metadata, "rl_training/frame_stack": 1}
         return SeededEpisodes(env, self.seed, index)
 
     def make_native(self, count: int, first_index: int = 0) -> VectorEnv[Any, Any, Any]:
         """Make the environment's own vector."""
         if not isinstance(self.source, EnvSpec):
             raise ConfigError("'env_fn' makes single environments: use vectorization sync or async")
-        if self.atari is None:
-            return _native(self.source, self.env_kwargs, count)
-        return NativeAtari(self.source, self.env_kwargs, count, self.atari, first_index)
+        if self.atari is not None:
+            settings = (self.source, self.env_kwargs, count, self.atari, first_index)
+            return _explained(self.source.id, lambda: NativeAtari(*settings))
+        if "game" in self.source.kwargs:
+            raise ConfigError(
+                f"the native vector of {self.source.id} shows frames of its own making:"
+                " it is there with preprocessing: atari"
+            )
+        return _native(self.source, self.env_kwargs, count)
 
 
 def make_env(config: TrainConfig[Any], env_index: int = 0) -> gym.Env[Any, Any]:
@@ -144,8 +160,6 @@ def _register_atari(env_id: str) -> None:
     except ImportError:
         raise ConfigError(_needs_extra(env_id, "atari")) from None
     gym.register_envs(ale_py)
-    # It would greet on stderr for every game made.
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def _nearest(name: str) -> str:

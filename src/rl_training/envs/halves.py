@@ -101,7 +101,7 @@ def make_adapter(config: TrainConfig[Any], env_fn: EnvFn | None = None) -> Adapt
         return VectorAdapter(make_vector_env(config, env_fn=env_fn), config.seed)
     size = config.num_envs // 2
     first, second = (
-        VectorAdapter(make_vector_env(config, size, first_index=start), config.seed)
+        VectorAdapter(make_vector_env(config, size, env_fn=env_fn, first_index=start), config.seed)
         for start in (0, size)
     )
     return HalvedAdapter((first, second))

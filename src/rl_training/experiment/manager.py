@@ -125,7 +125,9 @@ class ExperimentManager:
             warnings.warn(f"{config.precision} becomes float32 on the CPU", stacklevel=2)
             moved["precision"] = "float32"
         config = config.with_overrides(**{k: v for k, v in moved.items() if v is not None})
-        setup = _assemble(config, env_fn, threads=state["training"]["counters"]["threads"])
+        moves = device is not None and device != state["config"]["device"]
+        threads = None if moves else state["training"]["counters"]["threads"]
+        setup = _assemble(config, env_fn, threads=threads)
         try:
             _check_spaces(state, setup.env)
             setup.spec.trainer.check(setup)

@@ -66,7 +66,8 @@ class Collector:
             steps += self.env.num_envs
             if self.env.has_invalid_rows:
                 steps -= int(np.count_nonzero(~step.valid))
-            if step.episodes:
+            # A lost life ends the agent's episode, and is none of those that are counted.
+            if step.episodes or step.final_obs is not step.obs:
                 episodes += step.episodes
                 self.actor.reset(step.terminated | step.truncated)
             if self.reward_normalizer is not None:

@@ -22,13 +22,15 @@ def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
     """The torch device of a config; one that is not there is refused, never replaced."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
+        name = "cpu"
         if obs_spec.has_images:
-            return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-        return torch.device("cpu")
+            name = "cuda" if cuda else "mps" if mps else "cpu"
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
         raise ConfigError(
             f"device: {name} was asked for, but torch finds none; use 'cpu' or 'auto'"
         )
+    if name == "cuda":  # by its number, as tensors name it
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
 
 
