@@ -42,7 +42,7 @@ OURS_ONLY: dict[str, dict[str, Any]] = {
 }
 NUM_ENVS = {"ppo": 8, "dqn": 1}
 WARMUP = {"ppo": 2048, "dqn": 1200}
-STEPS = {"ppo": 6144, "dqn": 3000}
+STEPS = {"ppo": 6144, "dqn": 8000}
 SB3, EAGER, COMPILE = "Stable-Baselines3", "ours: eager", "ours: compile"
 VECTORIZATION = {"ppo": "native", "dqn": "sync"}
 
