@@ -200,7 +200,7 @@ def test_state_goes_through_a_checkpoint_and_continues_alike(
     a, b = (x.sample(64, torch.Generator().manual_seed(9)) for x in (buffer, again))
     for key in ("obs", "actions", "rewards", "next_obs", "discounts", "weights"):
         assert torch.equal(a[key], b[key]), key
-    with pytest.raises(ConfigError, match="buffer_size and num_envs"):
+    with pytest.raises(ConfigError, match="buffer_size, num_envs and the stack"):
         ReplayBuffer(60, 3, OBS, ACTION).load_ring_state(buffer.ring_state())
 
 
