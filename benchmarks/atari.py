@@ -12,13 +12,10 @@ median counts. Neither side evaluates; ours includes checkpoints and logging at 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
 from typing import Any
 
-from harness import measure_rounds, medians, time_training
+from harness import compare_with_sb3, time_training
 
 SHARED: dict[str, dict[str, Any]] = {
     "ppo": {"learning_rate": 2.5e-4, "ent_coef": 0.01, "vf_coef": 0.5},
@@ -43,7 +40,6 @@ OURS_ONLY: dict[str, dict[str, Any]] = {
 NUM_ENVS = {"ppo": 8, "dqn": 1}
 WARMUP = {"ppo": 2048, "dqn": 1200}
 STEPS = {"ppo": 6144, "dqn": 8000}
-SB3, EAGER, COMPILE = "Stable-Baselines3", "ours: eager", "ours: compile"
 VECTORIZATION = {"ppo": "native", "dqn": "sync"}
 
 
@@ -80,25 +76,5 @@ def run_ours(algo: str, acceleration: str) -> dict[str, Any]:
     return time_training(algo, STEPS[algo], WARMUP[algo], settings, {})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=SHARED, default=list(SHARED))
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        algo, name = args.child.split(" ", 1)
-        modes = {EAGER: "eager", COMPILE: "compile"}
-        print(json.dumps(run_sb3(algo) if name == SB3 else run_ours(algo, modes[name])))
-        return
-    for algo in args.only:
-        names = [f"{algo} {contender}" for contender in (SB3, EAGER, COMPILE)]
-        found = medians(measure_rounds(__file__, names, args.rounds))
-        cores = os.cpu_count()
-        print(f"\n{algo} on Breakout, {cores} cores, median of {args.rounds}")
-        for name, rate in found.items():
-            print(f"{name:28s} {rate:8,.0f} steps/s {rate / found[names[0]]:6.2f}x")
-
-
 if __name__ == "__main__":
-    main()
+    compare_with_sb3(__file__, __doc__, dict.fromkeys(SHARED, "Breakout"), run_sb3, run_ours)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,29 @@ def time_training(
     done = result.metrics["global_step"] - clock.first_step
     shares = {name: value / seconds for name, value in spent.items()}
     return {"steps_per_second": done / seconds, "shares": shares}
+
+
+SB3, EAGER, COMPILE = "Stable-Baselines3", "ours: eager", "ours: compile"
+Run = Callable[..., dict[str, Any]]
+
+
+def compare_with_sb3(
+    script: str, title: str | None, where: Mapping[str, str], run_sb3: Run, run_ours: Run
+) -> None:
+    """The command line of a comparison: every algorithm of ``where``, the peer and both modes."""
+    parser = argparse.ArgumentParser(description=(title or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=where, default=list(where))
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        algo, name = args.child.split(" ", 1)
+        modes = {EAGER: "eager", COMPILE: "compile"}
+        print(json.dumps(run_sb3(algo) if name == SB3 else run_ours(algo, modes[name])))
+        return
+    for algo in args.only:
+        names = [f"{algo} {contender}" for contender in (SB3, EAGER, COMPILE)]
+        found = medians(measure_rounds(script, names, args.rounds))
+        print(f"\n{algo} on {where[algo]}, {os.cpu_count()} cores, median of {args.rounds}")
+        for name, rate in found.items():
+            print(f"{name:28s} {rate:8,.0f} steps/s {rate / found[names[0]]:6.2f}x")

@@ -11,13 +11,10 @@ Neither side evaluates; ours includes checkpoints and logging at their defaults.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
 from typing import Any
 
-from harness import measure_rounds, medians, time_training
+from harness import compare_with_sb3, time_training
 
 SHARED: dict[str, dict[str, Any]] = {
     "dqn": {
@@ -46,7 +43,6 @@ HIDDEN = {"dqn": [120, 84], "sac": [256, 256], "td3": [256, 256]}
 ENV_ID = {"dqn": "CartPole-v1", "sac": "HalfCheetah-v5", "td3": "HalfCheetah-v5"}
 WARMUP = {"dqn": 12_000, "sac": 1000, "td3": 1000}
 STEPS = {"dqn": 50_000, "sac": 3000, "td3": 4000}
-SB3, EAGER, COMPILE = "Stable-Baselines3", "ours: defaults (eager)", "ours: compile"
 
 
 def run_sb3(algo: str) -> dict[str, Any]:
@@ -78,25 +74,5 @@ def run_ours(algo: str, acceleration: str) -> dict[str, Any]:
     return time_training(algo, STEPS[algo], WARMUP[algo], settings, {})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=SHARED, default=list(SHARED))
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        algo, name = args.child.split(" ", 1)
-        modes = {EAGER: "eager", COMPILE: "compile"}
-        print(json.dumps(run_sb3(algo) if name == SB3 else run_ours(algo, modes[name])))
-        return
-    for algo in args.only:
-        names = [f"{algo} {contender}" for contender in (SB3, EAGER, COMPILE)]
-        found = medians(measure_rounds(__file__, names, args.rounds))
-        cores = os.cpu_count()
-        print(f"\n{algo} on {ENV_ID[algo]}, {cores} cores, median of {args.rounds}")
-        for name, rate in found.items():
-            print(f"{name:32s} {rate:8,.0f} steps/s {rate / found[names[0]]:6.2f}x")
-
-
 if __name__ == "__main__":
-    main()
+    compare_with_sb3(__file__, __doc__, ENV_ID, run_sb3, run_ours)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from rl_training.data.device_copy import DeviceCopy
+from rl_training.data.finite import refuse_non_finite
 from rl_training.data.obs_store import ObsStore, own_array
 from rl_training.data.sum_tree import SumTree
-from rl_training.errors import ConfigError, NonFiniteError
+from rl_training.errors import ConfigError
 from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
@@ -333,7 +334,6 @@ class ReplayBuffer:
         recent = (self._head - count + np.arange(count)) % self._ring
         keys = list(self._obs) if isinstance(self._obs, dict) else ["observation"]
         finals = self._final_row[recent]
-        found: list[tuple[int, int, str]] = []
         named: list[tuple[str, Array]] = []
         for key, store in zip(keys, tree_leaves(self._obs), strict=True):
             pool = store.pool
@@ -346,17 +346,7 @@ class ReplayBuffer:
                 )
                 named.append((f"final {key}", at_end))
         named += [("reward", self._rewards[recent]), ("action", self._actions[recent])]
-        for name, values in named:
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                row, env = np.argwhere(~np.isfinite(values))[0, :2]
-                found.append((int(row), int(env), name))
-        if found:
-            # The earliest, but an action only where nothing else is: it is the policy's answer.
-            row, env, name = min(found, key=lambda one: (one[2] == "action", one[0]))
-            raise NonFiniteError(
-                f"{name} is not finite in environment {env}, {rows - count + row} vector steps"
-                f" after global step {first_step}"
-            )
+        refuse_non_finite(named, rows - count, first_step)
 
     # -- state: the ring in chunks of rows, so that only what changed is written anew -----------
 

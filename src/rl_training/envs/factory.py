@@ -16,12 +16,12 @@ from gymnasium.vector import VectorEnv
 from rl_training._lazy import resolve
 from rl_training.envs.atari import (
     AtariGame,
-    NativeAtari,
     atari_kwargs,
     check_atari,
     silence_greeting,
 )
 from rl_training.envs.episodes import SeededEpisodes
+from rl_training.envs.native_atari import NativeAtari
 from rl_training.envs.sync import FastSyncVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, did_you_mean

@@ -30,10 +30,6 @@ class HalvedAdapter:
         """Begin the first episode of every environment."""
         return joined_obs([half.reset() for half in self.halves])
 
-    def reseed(self, seed: int) -> Obs:
-        """Begin anew, as another run with another seed would."""
-        return joined_obs([half.reseed(seed) for half in self.halves])
-
     def step(self, action: Array) -> VectorStep:
         """Step both halves at once."""
         for half, rows in zip(self.halves, self.rows, strict=True):
