@@ -116,6 +116,24 @@ class ReachTarget(Probe):
         return np.zeros(1, np.float32), reward, True, False, {}
 
 
+class Recall(Probe):
+    """The first observation is -1 or 1, the next are 0; the last action must repeat its sign."""
+
+    LENGTH = 5
+
+    def observe(self) -> Any:
+        if self.t:
+            return np.zeros(1, np.float32)
+        self.sign = int(self.np_random.integers(2))
+        return np.array([2.0 * self.sign - 1.0], np.float32)
+
+    def step(self, action: Any) -> Step:
+        self.t += 1
+        done = self.t == self.LENGTH
+        right = self.choice(action) == self.sign
+        return self.observe(), (1.0 if right else -1.0) * done, done, False, {}
+
+
 class Broken(Probe):
     """Raises, hangs or emits a NaN at step ``at``."""
 
@@ -149,6 +167,7 @@ for _name in (
     "DelayedReward",
     "MaskedActions",
     "ReachTarget",
+    "Recall",
     "Broken",
 ):
     gym.register(f"probe/{_name}-v0", f"probe_envs:{_name}")

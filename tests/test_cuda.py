@@ -163,3 +163,28 @@ def test_a_rollout_holds_what_the_environments_showed(
             trainer.train()
             stored = trainer.buffer.obs.cpu().numpy()
             assert np.array_equal(stored, np.stack(shown[-len(stored) :])), (overlap, acceleration)
+
+
+@pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
+@pytest.mark.parametrize("algo", ["recurrent_ppo", "drqn"])
+def test_memory_works_there_and_moves_to_the_cpu(
+    algo: str, make_config: MakeConfig, recwarn: pytest.WarningsRecorder
+) -> None:
+    hidden = ["rl_training.envs.wrappers:HideVelocities"]
+    config = make_config(algo=algo, device="cuda", wrappers=hidden, num_envs=4)
+    result = ExperimentManager.setup(config).train()
+    longer = resume_training(result.run_dir, total_timesteps=1024)
+    assert longer.metrics["global_step"] >= 1024
+    rng = np.random.default_rng(0)
+    here: Any = load_policy(result.run_dir, device="cpu")
+    there: Any = load_policy(result.run_dir, device="cuda")
+    state = other = None
+    for _ in range(5):
+        obs = rng.normal(size=(6, 2)).astype(np.float32)
+        action, state = here.predict(obs, state)
+        same, other = there.predict(obs, other)
+        assert np.array_equal(action, same)
+        np.testing.assert_allclose(state, other, atol=2e-3)  # cuDNN multiplies in TF32
+    moved = resume_training(result.run_dir, total_timesteps=1280, device="cpu")
+    assert moved.metrics["global_step"] >= 1280
+    assert not [w for w in recwarn if "RNN module" in str(w.message)]

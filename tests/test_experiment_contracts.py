@@ -44,7 +44,15 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
         (VECTOR, MULTI_BINARY),
         (DICT, DISCRETE),
     ],
+    "recurrent_ppo": [
+        (VECTOR, DISCRETE),
+        (VECTOR, BOX),
+        (VECTOR, MULTI_DISCRETE),
+        (VECTOR, MULTI_BINARY),
+        (DICT, DISCRETE),
+    ],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
+    "drqn": [(VECTOR, DISCRETE)],
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     "td3": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
 }

@@ -20,7 +20,8 @@ from rl_training.runtime.trainer import Trainer
 
 DISCRETE = [algo for algo in ALGORITHMS if takes_discrete(algo)]
 BOX_ACTIONS = [algo for algo, entry in ALGORITHMS.items() if "bounded Box" in entry.actions]
-NORMALIZES_OBSERVATIONS = ["ppo"]
+SEES_MASKS = [algo for algo in DISCRETE if algo != "drqn"]
+NORMALIZES_OBSERVATIONS = ["ppo", "recurrent_ppo"]
 ACTOR_CRITIC = {
     "learning_starts": 256,
     "train_freq": 8,
@@ -41,10 +42,12 @@ KNOBS: dict[str, dict[str, Any]] = {
         "target_update_interval": 128,
         "exploration_fraction": 0.3,
     },
+    "recurrent_ppo": {"num_steps": 32, "sequence_length": 8, "lstm_size": 32},
     # Without entropy the soft values are the plain ones.
     "sac": {**ACTOR_CRITIC, "ent_coef": 0.0},
     "td3": ACTOR_CRITIC,
 }
+KNOBS["drqn"] = {**KNOBS["dqn"], "batch_size": 32, "sequence_length": 4, "lstm_size": 32}
 
 
 def train(make_config: MakeConfig, algo: str, env: str, **overrides: Any) -> Trainer:
@@ -61,12 +64,26 @@ def train(make_config: MakeConfig, algo: str, env: str, **overrides: Any) -> Tra
     return trainer
 
 
-def values(trainer: Trainer, observations: list[list[float]]) -> list[float]:
-    """State values; of an action-value learner, those of the best action."""
+def values(
+    trainer: Trainer, observations: list[list[float]], *, one_episode: bool = False
+) -> list[float]:
+    """State values; of an action-value learner, those of the best action.
+
+    To one that remembers, observations are first ones or, in ``one_episode``, come in turn.
+    """
     with torch.no_grad():
         model: Any = trainer.algorithm.module
         obs = torch.tensor(observations)
-        if hasattr(model, "value"):
+        if hasattr(model, "state_size"):
+            turns = obs.unsqueeze(1) if one_episode else obs.unsqueeze(0)
+            state = model.initial_state(turns.shape[1])
+            if hasattr(model, "q_values_sequence"):
+                found = model.q_values_sequence(turns, state).amax(-1).flatten()
+            else:
+                actions = torch.zeros(turns.shape[:2], dtype=torch.int64)
+                batch = {"obs": turns, "actions": actions, "state": state}
+                found = model.evaluate(batch).value.flatten()
+        elif hasattr(model, "value"):
             found = model.value(obs)
         elif hasattr(model, "q_values"):
             found = model.q_values(obs).amax(-1)
@@ -90,7 +107,8 @@ def test_value_that_depends_on_the_observation(algo: str, make_config: MakeConfi
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_value_of_a_delayed_reward_is_discounted(algo: str, make_config: MakeConfig) -> None:
     trainer = train(make_config, algo, "DelayedReward")
-    assert values(trainer, [[0.0], [1.0]]) == pytest.approx([0.9, 1.0], abs=0.05)
+    found = values(trainer, [[0.0], [1.0]], one_episode=True)
+    assert found == pytest.approx([0.9, 1.0], abs=0.05)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -99,7 +117,7 @@ def test_policy_that_depends_on_the_observation(algo: str, make_config: MakeConf
     assert trainer.metrics["eval/return_min"] == 1.0
 
 
-@pytest.mark.parametrize("algo", DISCRETE)
+@pytest.mark.parametrize("algo", SEES_MASKS)
 def test_masked_actions_are_honoured_and_learnt(algo: str, make_config: MakeConfig) -> None:
     # The environment raises on an illegal action, so collecting and evaluating are both checked.
     trainer = train(make_config, algo, "MaskedActions")
@@ -109,7 +127,7 @@ def test_masked_actions_are_honoured_and_learnt(algo: str, make_config: MakeConf
 @pytest.mark.parametrize("algo", BOX_ACTIONS)
 def test_box_actions_of_an_odd_scale(algo: str, make_config: MakeConfig) -> None:
     settings: dict[str, Any] = {"env_kwargs": {}, "total_timesteps": 16384}
-    if algo == "ppo":
+    if algo in ("ppo", "recurrent_ppo"):
         settings["ent_coef"] = 0.0
     if algo == "sac":  # learnt, so that it explores
         settings["ent_coef"] = None

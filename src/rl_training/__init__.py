@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from rl_training.api.algorithms import PPO as PPO
     from rl_training.api.algorithms import SAC as SAC
     from rl_training.api.algorithms import TD3 as TD3
+    from rl_training.api.recurrent import DRQN as DRQN
     from rl_training.config import TrainConfig as TrainConfig
     from rl_training.envs.factory import make_env as make_env
     from rl_training.envs.factory import make_vector_env as make_vector_env
     from rl_training.runtime.dqn_trainer import train_dqn as train_dqn
+    from rl_training.runtime.drqn_trainer import train_drqn as train_drqn
     from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
     from rl_training.runtime.sac_trainer import train_sac as train_sac
     from rl_training.runtime.td3_trainer import train_td3 as train_td3
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "DQN": "rl_training.api.algorithms:DQN",
+    "DRQN": "rl_training.api.recurrent:DRQN",
     "PPO": "rl_training.api.algorithms:PPO",
     "SAC": "rl_training.api.algorithms:SAC",
     "TD3": "rl_training.api.algorithms:TD3",
@@ -31,6 +34,7 @@ _EXPORTS = {
     "make_env": "rl_training.envs.factory:make_env",
     "make_vector_env": "rl_training.envs.factory:make_vector_env",
     "train_dqn": "rl_training.runtime.dqn_trainer:train_dqn",
+    "train_drqn": "rl_training.runtime.drqn_trainer:train_drqn",
     "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
     "train_sac": "rl_training.runtime.sac_trainer:train_sac",
     "train_td3": "rl_training.runtime.td3_trainer:train_td3",
@@ -38,6 +42,7 @@ _EXPORTS = {
 
 __all__ = [
     "DQN",
+    "DRQN",
     "PPO",
     "SAC",
     "TD3",
@@ -47,6 +52,7 @@ __all__ = [
     "make_env",
     "make_vector_env",
     "train_dqn",
+    "train_drqn",
     "train_ppo",
     "train_sac",
     "train_td3",

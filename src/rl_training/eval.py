@@ -65,6 +65,7 @@ def evaluate_actor(actor: Actor, env: VectorAdapter, *, num_episodes: int, seed:
     quota = [share + (i < rest) for i in range(env.num_envs)]
     finished: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
     obs = env.reseed(seed)
+    actor.reset(np.ones(env.num_envs, bool))
     progress = Progress(1, 1)
     while any(len(done) < wanted for done, wanted in zip(finished, quota, strict=True)):
         action, _ = actor.act(obs, progress)
@@ -72,8 +73,9 @@ def evaluate_actor(actor: Actor, env: VectorAdapter, *, num_episodes: int, seed:
         for episode in step.episodes:
             if len(finished[episode.env]) < quota[episode.env]:
                 finished[episode.env].append((episode.ret, episode.length))
-        if step.episodes:
-            actor.reset(step.terminated | step.truncated)
+        cut = step.cut
+        if cut.any():
+            actor.reset(cut)
         obs = step.obs
     played = [episode for episodes in finished for episode in episodes]
     return EvalResult(tuple(r for r, _ in played), tuple(n for _, n in played))

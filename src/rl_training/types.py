@@ -35,6 +35,16 @@ class Run(Protocol):
         """Whether rewards are scaled by running statistics."""
         ...
 
+    @property
+    def acceleration(self) -> str:
+        """How updates run."""
+        ...
+
+    @property
+    def overlap(self) -> bool:
+        """Whether halves of the environments are stepped in turn."""
+        ...
+
 
 class Progress(NamedTuple):
     """Where a run stands; schedules are functions of it."""
@@ -69,6 +79,19 @@ class VectorStep(NamedTuple):
     valid: Array
     """False on a reset-only row, whose action was ignored: never learnt from, never counted."""
     episodes: tuple[Episode, ...]
+
+    @property
+    def cut(self) -> Array:
+        """Where what comes next has nothing to do with what was: an episode ended, or is reset."""
+        cut: Array = self.terminated | self.truncated | ~self.valid
+        return cut
+
+
+class Remembered(NamedTuple):
+    """Observations, and what a recurrent network remembered before it saw them."""
+
+    obs: Any
+    state: Any
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rl_training.errors import ConfigError
+from rl_training.types import Run
+
 Acceleration = Literal["eager", "compile", "cudagraph"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -135,3 +138,15 @@ def _copy_into(places: Any, values: Any) -> None:
     else:
         for place, value in zip(places, values, strict=True):
             _copy_into(place, value)
+
+
+def require_stepwise(algo: str, run: Run) -> None:
+    """Refuse what a network that remembers cannot do.
+
+    The number of sequences changes from update to update, and an LSTM's kernels are fused as they
+    are: there is nothing to compile. Halves in turn would need two memories.
+    """
+    if run.acceleration != "eager":
+        raise ConfigError(f"'acceleration' must be eager for {algo}; got {run.acceleration!r}")
+    if run.overlap:
+        raise ConfigError(f"'overlap' does not go with {algo}")

@@ -11,40 +11,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl_training.algorithms.acceleration import Acceleration
-from rl_training.algorithms.gradient_step import GradientStep, Target
-from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner
-from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
+from rl_training.algorithms.q_learning import (
+    QLearner,
+    QLearningConfig,
+    best_values,
+    values_of,
+)
+from rl_training.data.replay_buffer import Prioritization
 from rl_training.types import Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNConfig(OffPolicyConfig):
+class DQNConfig(QLearningConfig):
     """DQN's knobs."""
 
-    learning_rate: float = 2.5e-4
-    """Adam's step size."""
-    buffer_size: int = 100_000
-    """Transitions kept for replay, over all environments."""
-    batch_size: int = 128
-    """Transitions per update."""
-    train_freq: int = 10
-    """Learn at every crossing of a multiple of this many transitions."""
-    anneal_lr: bool = False
-    """Lower the learning rate linearly to zero over the run."""
-    tau: float = 1.0
-    """How far the target network moves towards the network; 1 copies it."""
-    target_update_interval: int = 500
-    """Transitions between moves of the target network; it moves after learning, if at all."""
-    exploration_fraction: float = 0.5
-    """Share of the run over which epsilon falls."""
-    exploration_initial_eps: float = 1.0
-    """Share of random actions at the start."""
-    exploration_final_eps: float = 0.05
-    """Share of random actions once exploration_fraction of the run is done."""
-    max_grad_norm: float = 10.0
-    """Gradients are scaled down to at most this norm."""
-    double: bool = False
-    """The network chooses the next action, the target network values it (arXiv:1509.06461)."""
     dueling: bool = False
     """Separate state values and advantages (arXiv:1511.06581)."""
     prioritized: bool = False
@@ -58,23 +38,12 @@ class DQNConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
-        self._require(self.target_update_interval >= 1, "target_update_interval", "at least 1")
-        self._require(self.max_grad_norm > 0, "max_grad_norm", "above 0")
-        self._require(0 < self.exploration_fraction <= 1, "exploration_fraction", "in (0, 1]")
-        shares = ("exploration_initial_eps", "exploration_final_eps", "priority_alpha")
-        for name in (*shares, "priority_beta"):
+        for name in ("priority_alpha", "priority_beta"):
             self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
 
     def prioritization(self) -> Prioritization | None:
         """How replay is prioritised, if at all."""
         return Prioritization(self.priority_alpha) if self.prioritized else None
-
-    def epsilon(self, progress: Progress) -> float:
-        """Share of random actions: a straight line, then constant."""
-        done = min(1.0, progress.fraction / self.exploration_fraction)
-        first, last = self.exploration_initial_eps, self.exploration_final_eps
-        return first + done * (last - first)
 
 
 def dqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -104,8 +73,8 @@ class QNetwork(Protocol):
         ...
 
 
-class DQN(ReplayLearner):
-    """The network, its target, and what one call of `learn` does with replay."""
+class DQN(QLearner):
+    """Q-learning from single transitions."""
 
     def __init__(
         self,
@@ -117,39 +86,10 @@ class DQN(ReplayLearner):
     ) -> None:
         super().__init__(model, config, generator=generator, acceleration=acceleration)
         self.model: QNetwork = model
-        self.config = config
-        self.target: Target[Any] = Target(model)
-        self.step = GradientStep(
-            model,
-            self.loss,
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            acceleration=acceleration,
-        )
-        self._target_moved_at = 0
-
-    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> None:
-        """Take ``updates`` steps; the target network moves where its interval was crossed."""
-        if self.config.anneal_lr:
-            self.step.learning_rate = self.config.learning_rate * (1 - progress.fraction)
-        super().learn(replay, updates, progress)
-        interval = self.config.target_update_interval
-        if progress.step // interval > self._target_moved_at // interval:
-            self.target.follow(self.step.flat, self.config.tau)
-        self._target_moved_at = progress.step
-
-    def update(self, batch: Mapping[str, Any], *, due: bool = False) -> dict[str, Tensor]:
-        """One gradient step."""
-        del due
-        return self.step(batch)
 
     def _beta(self, progress: Progress) -> float:
-        first = self.config.priority_beta
+        first: float = self.config.priority_beta
         return first + progress.fraction * (1 - first)
-
-    def sync_targets(self) -> None:
-        """Copy the network."""
-        self.target.copy(self.module)
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """`dqn_loss` of the current networks on stored data.
@@ -159,28 +99,7 @@ class DQN(ReplayLearner):
         """
         with torch.no_grad():
             following = self.target.module.q_values(batch["next_obs"])
-            if self.config.double:
-                choice = self.model.q_values(batch["next_obs"]).argmax(-1, keepdim=True)
-                best = following.gather(-1, choice).squeeze(-1)
-            else:
-                best = following.amax(-1)
-            targets = batch["rewards"] + batch["discounts"] * best
-        values = self.model.q_values(batch["obs"])
-        chosen = values.gather(-1, batch["actions"].unsqueeze(-1)).squeeze(-1)
+            chooser = self.model.q_values(batch["next_obs"]) if self.config.double else None
+            targets = batch["rewards"] + batch["discounts"] * best_values(following, chooser)
+        chosen = values_of(batch["actions"], self.model.q_values(batch["obs"]))
         return dqn_loss({"q_values": chosen, "targets": targets, "weights": batch["weights"]})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
-        return {
-            **super().state_dict(),
-            "target": self.target.module.state_dict(),
-            "optimizer": self.step.state_dict(),
-            "target_moved_at": self._target_moved_at,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
-        super().load_state_dict(state)
-        self.target.module.load_state_dict(state["target"])
-        self.step.load_state_dict(state["optimizer"])
-        self._target_moved_at = int(state["target_moved_at"])

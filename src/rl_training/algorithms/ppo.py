@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed
 from rl_training.algorithms.gradient_step import GradientStep
+from rl_training.algorithms.masking import masked_mean
 from rl_training.coerce import check_types, require
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import Evaluation
@@ -122,7 +123,7 @@ def ppo_loss(
     mask = minibatch.get("mask")
 
     def mean(x: Tensor) -> Tensor:
-        return x.mean() if mask is None else (x * mask).sum() / mask.sum().clamp(min=1.0)
+        return masked_mean(x, mask)
 
     log_ratio = minibatch["logprobs"] - minibatch["old_logprobs"]
     ratio = log_ratio.exp()
@@ -180,6 +181,8 @@ class ActorCritic(Protocol):
 
 class PPO:
     """PPO's whole learning phase: what happens between one rollout and the next."""
+
+    objective = staticmethod(ppo_loss)
 
     def __init__(
         self,
@@ -240,17 +243,15 @@ class PPO:
         it. The network that sees images is most of the work, and has run by then: there the actor
         says values and log-probabilities as it goes.
         """
-        batch = rollout.flat()
         if not rollout.evaluated:
-            was = self._evaluate({"obs": batch["obs"], "actions": batch["actions"]})
-            rollout.logprobs.view(-1).copy_(was.logprob)
-            rollout.values.view(-1).copy_(was.value)
+            was = self._evaluate(rollout.whole())
+            rollout.keep_evaluation(was.logprob, was.value)
         truncated = rollout.truncated_observations()
         if truncated is not None:
             index, final_obs = truncated
             rollout.bootstrap.view(-1)[index] = self.model.value(final_obs)
         rollout.compute_returns_and_advantages(
-            last_value=self.model.value(rollout.next_obs),
+            last_value=self.model.value(rollout.standing()),
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
@@ -268,7 +269,7 @@ class PPO:
             "entropy": now.entropy,
             "new_values": now.value,
         }
-        return ppo_loss(
+        return self.objective(
             full,
             clip_coef=self._clip_coef,
             ent_coef=self.config.ent_coef,

@@ -17,10 +17,12 @@ from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import EvalResult
 from rl_training.experiment.manager import ExperimentManager, build_algorithm, load_state
+from rl_training.experiment.registry import get_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.device import pick_device
+from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.workflows import TrainedPolicy, policy_from_state
+from rl_training.runtime.workflows import policy_from_state
 
 
 class ManagedAlgorithm:
@@ -141,8 +143,9 @@ class ManagedAlgorithm:
                 "action_spec": adapter.action_spec.to_plain(),
                 "algorithm": algorithm.state_dict(),
             }
-            self._policy = TrainedPolicy(
-                self.config, algorithm, adapter.obs_spec, adapter.action_spec, device
+            spec = get_spec(self.algo)
+            self._policy = spec.policy(
+                spec, self.config, algorithm, adapter.obs_spec, adapter.action_spec, device
             )
         return self._policy
 

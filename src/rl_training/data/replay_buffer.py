@@ -163,6 +163,11 @@ class ReplayBuffer:
             left = (self._head - self.rows - 1) % self._ring
             self._tree.set(left * self.num_envs + cells, np.zeros(self.num_envs))
 
+    def episode_goes_on(self, t: int) -> Array:
+        """Whether the episodes of row ``t`` go on after it."""
+        goes_on: Array = self._flags[t] & (_ENDED | _VALID) == _VALID
+        return goes_on
+
     def _write_obs(self, t: int, obs: Obs) -> None:
         if isinstance(obs, dict):
             for key, leaf in obs.items():

@@ -132,6 +132,20 @@ class RolloutBuffer:
         obs: Any = tree_map(lambda leaf: torch.from_numpy(leaf).to(self.device), stacked)
         return torch.from_numpy(index).to(self.device), obs
 
+    def standing(self) -> Any:
+        """What the environments show after the last step, as a model values it."""
+        return self.next_obs
+
+    def whole(self) -> dict[str, Any]:
+        """All of the rollout, as a model evaluates it."""
+        batch = self.flat()
+        return {"obs": batch["obs"], "actions": batch["actions"]}
+
+    def keep_evaluation(self, logprobs: Tensor, values: Tensor) -> None:
+        """Store what a model said of `whole`."""
+        self.logprobs.view(-1).copy_(logprobs)
+        self.values.view(-1).copy_(values)
+
     def compute_returns_and_advantages(
         self, *, last_value: Tensor, gamma: float, gae_lambda: float
     ) -> None:

@@ -28,9 +28,19 @@ ALGORITHMS: dict[str, Entry] = {
         "rl_training.runtime.ppo_trainer:SPEC",
         (_DISCRETE, _BOUNDED_BOX, "unbounded Box", "MultiDiscrete", "MultiBinary"),
     ),
+    "recurrent_ppo": Entry(
+        "rl_training.contrib.recurrent_ppo:RecurrentPPOConfig",
+        "rl_training.runtime.recurrent_ppo_trainer:SPEC",
+        (_DISCRETE, _BOUNDED_BOX, "unbounded Box", "MultiDiscrete", "MultiBinary"),
+    ),
     "dqn": Entry(
         "rl_training.algorithms.dqn:DQNConfig",
         "rl_training.runtime.dqn_trainer:SPEC",
+        (_DISCRETE,),
+    ),
+    "drqn": Entry(
+        "rl_training.algorithms.drqn:DRQNConfig",
+        "rl_training.runtime.drqn_trainer:SPEC",
         (_DISCRETE,),
     ),
     "sac": Entry(

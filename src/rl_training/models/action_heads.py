@@ -274,9 +274,11 @@ class TanhHead(_NormalNoise):
         return choose
 
 
-def make_action_head(
-    spec: ActionSpec, log_std_init: float
-) -> CategoricalHead | GaussianHead | BernoulliHead:
+PolicyHead: TypeAlias = CategoricalHead | GaussianHead | BernoulliHead
+"""The heads whose actions have log-probabilities and an entropy."""
+
+
+def make_action_head(spec: ActionSpec, log_std_init: float) -> PolicyHead:
     """The head for an action spec."""
     if spec.kind in ("discrete", "multi_discrete"):
         return CategoricalHead(spec.nvec, spec.shape)

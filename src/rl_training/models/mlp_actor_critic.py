@@ -12,16 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead, NumpyChoice, make_action_head
-from rl_training.models.encoders import (
-    DEFAULT_ENCODER,
-    EncoderConfig,
-    FlattenEncoder,
-    make_encoder,
-    split_mask,
-)
-from rl_training.models.normalizer import RunningNorm
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, FlattenEncoder
+from rl_training.models.observing import ObservingModule
 from rl_training.types import ActionSpec, Array, ObsSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -116,7 +109,7 @@ def numpy_policy(encoder: nn.Module, net: MLP, head: ActionHead) -> NumpyChoice 
     return lambda obs, noise: choose(forward(obs), noise)
 
 
-class MLPActorCritic(nn.Module):
+class MLPActorCritic(ObservingModule):
     """Separate policy and value networks over (normalised) observations.
 
     What encodes them is shared by both: nothing for vectors, a `NatureCNN` for each image, or the
@@ -135,36 +128,20 @@ class MLPActorCritic(nn.Module):
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
-        super().__init__()
-        self.head = make_action_head(action_spec, log_std_init)
-        self.encoder, features = make_encoder(obs_spec, encoder)
-        self.sees_images = obs_spec.has_images
-        self.norm: nn.ModuleDict | None = None
-        if normalize_obs:
-            vectors = {k: leaf for k, leaf in obs_spec.encoded.items() if not leaf.is_image}
-            if not vectors:
-                raise ConfigError("'normalize_obs' is for vectors: images are scaled as they are")
-            # Module names may be neither empty nor hold dots: leaves are named by position.
-            self._leaf_names = {
-                key: f"leaf{i}" for i, key in enumerate(obs_spec.encoded) if key in vectors
-            }
-            self.norm = nn.ModuleDict(
-                {
-                    self._leaf_names[key]: RunningNorm(leaf.shape, clip_obs)
-                    for key, leaf in vectors.items()
-                }
-            )
-        self.actor = MLP((features, *hidden_sizes, self.head.param_size), activation, 0.01)
+        head = make_action_head(action_spec, log_std_init)
+        super().__init__(head, obs_spec, encoder, clip_obs if normalize_obs else None)
+        features = self.num_features
+        self.actor = MLP((features, *hidden_sizes, head.param_size), activation, 0.01)
         self.critic = MLP((features, *hidden_sizes, 1), activation, 1.0)
 
     def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
         """Parameters of the action distribution, and the action mask."""
-        features, mask = self._encode(obs)
+        features, mask = self.encode(obs)
         return self.actor(features), mask
 
     def act(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The actions that ``noise`` selects, their log-probabilities, and values."""
-        features, mask = self._encode(obs)
+        features, mask = self.encode(obs)
         params = self.actor(features)
         actions = self.head.sample(params, noise, mask)
         logprobs, _ = self.head.logprob_entropy(params, actions, mask)
@@ -176,43 +153,18 @@ class MLPActorCritic(nn.Module):
         It reads the weights as they are when this is called. Vectors on a CPU only.
         """
         act = numpy_policy(self.encoder, self.actor, self.head)
-        if act is None or self.norm is None:
+        normalize = self.numpy_normalize() if act is not None else None
+        if act is None or normalize is None:
             return act
-        norm = cast("RunningNorm", self.norm[self._leaf_names[""]])
-        shift, scale, clip = norm.shift.numpy(), norm.scale.numpy(), norm.clip
-        return lambda obs, noise: act(np.clip((obs - shift) * scale, -clip, clip), noise)
+        return lambda obs, noise: act(normalize(obs), noise)
 
     def value(self, obs: Any) -> Tensor:
         """State values, one per row."""
-        features, _ = self._encode(obs)
+        features, _ = self.encode(obs)
         return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
 
     def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
         """Log-probability and entropy of ``batch["actions"]``, and values, at ``batch["obs"]``."""
-        features, mask = self._encode(batch["obs"])
+        features, mask = self.encode(batch["obs"])
         logprob, entropy = self.head.logprob_entropy(self.actor(features), batch["actions"], mask)
         return Evaluation(logprob, entropy, self.critic(features).squeeze(-1))
-
-    def _encode(self, obs: Any) -> tuple[Tensor, Tensor | None]:
-        obs, mask = split_mask(obs)
-        if self.norm is not None:
-            obs = self._normalize(obs)
-        return self.encoder(obs), mask
-
-    def _normalize(self, obs: Any) -> Any:
-        norm = self.norm
-        assert norm is not None  # noqa: S101 - narrows the type
-        if isinstance(obs, dict):
-            return {
-                key: norm[self._leaf_names[key]](leaf) if key in self._leaf_names else leaf
-                for key, leaf in obs.items()
-            }
-        return norm[self._leaf_names[""]](obs)
-
-    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
-        """Show the normaliser a rollout (flat rows; those not ``valid`` are left out)."""
-        if self.norm is None:
-            return
-        for key, name in self._leaf_names.items():
-            leaf = obs[key] if key else obs
-            self.norm[name].update(leaf[valid])  # type: ignore[operator]

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from rl_training.runtime.callbacks import StopOnReturn as StopOnReturn
     from rl_training.runtime.collector import Collector as Collector
     from rl_training.runtime.dqn_trainer import train_dqn as train_dqn
+    from rl_training.runtime.drqn_trainer import train_drqn as train_drqn
     from rl_training.runtime.off_policy import OffPolicyTrainer as OffPolicyTrainer
     from rl_training.runtime.on_policy import OnPolicyTrainer as OnPolicyTrainer
     from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
+    from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo as train_recurrent_ppo
     from rl_training.runtime.sac_trainer import train_sac as train_sac
     from rl_training.runtime.td3_trainer import train_td3 as train_td3
     from rl_training.runtime.trainer import Trainer as Trainer
@@ -38,7 +40,9 @@ _EXPORTS = {
     "load_policy": "rl_training.runtime.workflows:load_policy",
     "resume_training": "rl_training.runtime.workflows:resume_training",
     "train_dqn": "rl_training.runtime.dqn_trainer:train_dqn",
+    "train_drqn": "rl_training.runtime.drqn_trainer:train_drqn",
     "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
+    "train_recurrent_ppo": "rl_training.runtime.recurrent_ppo_trainer:train_recurrent_ppo",
     "train_sac": "rl_training.runtime.sac_trainer:train_sac",
     "train_td3": "rl_training.runtime.td3_trainer:train_td3",
 }
@@ -58,7 +62,9 @@ __all__ = [
     "load_policy",
     "resume_training",
     "train_dqn",
+    "train_drqn",
     "train_ppo",
+    "train_recurrent_ppo",
     "train_sac",
     "train_td3",
 ]

@@ -114,7 +114,7 @@ class _Chooser:
         return head.mode(params, mask) if noise is None else head.sample(params, noise, mask)
 
 
-class _NoiseBlock:
+class NoiseBlock:
     """Noise drawn a block of steps at a time, then read step by step."""
 
     def __init__(self, length: int, generator: torch.Generator, draw: Callable[..., Any]) -> None:
@@ -157,7 +157,7 @@ class _NoiseBlock:
 class _NoisyActor:
     """What the exploring actors share: they remember their noise, and nothing of episodes."""
 
-    _noise: _NoiseBlock
+    _noise: NoiseBlock
 
     def reset(self, done: Array) -> None:
         """A feed-forward policy remembers nothing."""
@@ -171,7 +171,7 @@ class _NoisyActor:
         self._noise.load_state_dict(state)
 
 
-_BLOCK = 256
+BLOCK = 256
 """Steps of noise drawn at once where a policy may change at any step."""
 
 
@@ -187,7 +187,7 @@ class PolicyActor(_NoisyActor):
         acceleration: Acceleration = "eager",
     ) -> None:
         self._choose = _Chooser(model, device, acceleration)
-        self._noise = _NoiseBlock(block, generator, self._draw)
+        self._noise = NoiseBlock(block, generator, self._draw)
         self._on_accelerator = device.type != "cpu"
         self._sees_images = model.sees_images
         act = torch.no_grad()(accelerate(model.act, acceleration))
@@ -237,7 +237,7 @@ class ExploringActor(_NoisyActor):
     ) -> None:
         self._choose = _Chooser(model, device, acceleration)
         self._warm_up = warm_up
-        self._noise = _NoiseBlock(_BLOCK, generator, self._choose.noise)
+        self._noise = NoiseBlock(BLOCK, generator, self._choose.noise)
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
@@ -261,8 +261,8 @@ class EpsilonGreedyActor(_NoisyActor):
         numbers = 1 + model.head.param_size
         self._epsilon = epsilon
         self._choose = _Chooser(model, device, acceleration)
-        self._noise = _NoiseBlock(
-            _BLOCK,
+        self._noise = NoiseBlock(
+            BLOCK,
             generator,
             lambda shape, source: torch.rand((*shape, numbers), generator=source).numpy(),
         )

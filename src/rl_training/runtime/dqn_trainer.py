@@ -16,7 +16,7 @@ from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
-from rl_training.types import ActionSpec, ObsSpec, Progress
+from rl_training.types import ActionSpec, ObsSpec
 
 
 def build_dqn(
@@ -40,11 +40,7 @@ def _actor(algorithm: DQN, config: TrainConfig[DQNConfig], device: torch.device)
     knobs = config.algo_kwargs
     model: Any = algorithm.module
     generator = torch_stream(config.seed, "exploration")
-
-    def epsilon(progress: Progress) -> float:
-        return 1.0 if progress.step < knobs.learning_starts else knobs.epsilon(progress)
-
-    return EpsilonGreedyActor(model, epsilon, generator, device, config.acceleration)
+    return EpsilonGreedyActor(model, knobs.exploration, generator, device, config.acceleration)
 
 
 def _eval_actor(algorithm: DQN, device: torch.device, sampling: torch.Generator | None) -> Actor:

@@ -47,18 +47,13 @@ class OffPolicyTrainer(Trainer):
         """Refuse a replay that the machine cannot hold; say what it will take."""
         obs, action = setup.env.obs_spec, setup.env.action_spec
         knobs: OffPolicyConfig = setup.config.algo_kwargs
-        each = ReplayBuffer.bytes_per_transition(
-            obs,
-            action,
-            prioritized=knobs.prioritization() is not None,
-            frame_stack=setup.env.frame_stack,
-        )
         on_device = knobs.replay_device == "accelerator"
         if on_device and setup.device.type == "cpu":
             raise ConfigError(
                 "'algo_kwargs.replay_device' is accelerator, but this run is on the CPU:"
                 " set device too"
             )
+        each = setup.spec.trainer.bytes_per_transition(setup)  # type: ignore[attr-defined]
         _check_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
         if on_device:
             copied = ReplayBuffer.copied_bytes_per_transition(
@@ -72,6 +67,17 @@ class OffPolicyTrainer(Trainer):
                 f" {knobs.learning_starts:,} and train_freq {knobs.train_freq:,}",
                 stacklevel=3,
             )
+
+    @staticmethod
+    def bytes_per_transition(setup: Setup) -> int:
+        """What one transition takes in the replay that `make_replay` makes."""
+        knobs: OffPolicyConfig = setup.config.algo_kwargs
+        return ReplayBuffer.bytes_per_transition(
+            setup.env.obs_spec,
+            setup.env.action_spec,
+            prioritized=knobs.prioritization() is not None,
+            frame_stack=setup.env.frame_stack,
+        )
 
     def make_replay(self, setup: Setup) -> ReplayBuffer:
         """Storage for ``buffer_size`` transitions."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,15 @@ class OnPolicyTrainer(Trainer):
 
     def make_buffer(self, setup: Setup) -> RolloutBuffer:
         """Storage for one rollout."""
+        return self.fill_in(RolloutBuffer, setup)
+
+    def fill_in(
+        self, kind: Callable[..., RolloutBuffer], setup: Setup, **kwargs: Any
+    ) -> RolloutBuffer:
+        """A buffer of some kind, in the shapes of this run."""
         obs, action = setup.env.obs_spec, setup.env.action_spec
         dtypes = {key: getattr(torch, leaf.dtype) for key, leaf in obs.leaves.items()}
-        return RolloutBuffer(
+        return kind(
             self.num_steps,
             setup.env.num_envs,
             obs.shape(),
@@ -36,6 +42,7 @@ class OnPolicyTrainer(Trainer):
             action_dtype=getattr(torch, action.policy_dtype),
             device=setup.device,
             masked=setup.env.has_invalid_rows,
+            **kwargs,
         )
 
     def round_up(self, total: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from rl_training._lazy import resolve
 from rl_training.errors import ConfigError
 from rl_training.models.encoders import EncoderConfig
+from rl_training.runtime.policy import TrainedPolicy
 from rl_training.types import ActionSpec, ObsSpec
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class AlgorithmSpec:
     eval_actor: Callable[[Any, torch.device, torch.Generator | None], Actor]
     """The greedy actor, or a sampling one with the generator given."""
     trainer: type[Trainer]
+    policy: type[TrainedPolicy] = TrainedPolicy
+    """What is left once it has learnt."""
 
 
 def encoder_config(config: TrainConfig[Any], *, orthogonal: bool) -> EncoderConfig:

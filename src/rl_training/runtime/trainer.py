@@ -338,7 +338,10 @@ class Trainer(ABC):
             if name in training["callbacks"]:
                 callback.load_state_dict(training["callbacks"][name])
         with torch_threads(self.threads):
-            return self.collector.load_state_dict(training["collector"])
+            exact = self.collector.load_state_dict(training["collector"])
+        if not exact:  # new episodes: nothing is remembered of them
+            self.collector.actor.reset(np.ones(self.env.num_envs, bool))
+        return exact
 
     def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
         seen: dict[str, int] = {}

@@ -1,0 +1,375 @@
+"""The whole of DRQN in one file, on a CartPole-v1 that does not show its velocities.
+
+    python examples/drqn_cartpole_reference.py --total-timesteps 50000 --seed 1
+
+Deep recurrent Q-learning (Hausknecht and Stone 2015, arXiv:1507.06527), from sequences that begin
+in the states they began in when they were collected. Read it from the bottom: `main` alternates
+between stepping the environments and learning from replay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+OBS_SIZE, NUM_ACTIONS = 2, 2
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the knobs."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add, switch = parser.add_argument, argparse.BooleanOptionalAction
+    add("--total-timesteps", type=int, default=50_000, help="environment steps, all together")
+    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
+    add("--num-envs", type=int, default=4, help="environments stepped in turn")
+    add("--learning-rate", type=float, default=2e-3, help="Adam's step size at the start")
+    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--buffer-size", type=int, default=50_000, help="transitions kept for replay")
+    add("--learning-starts", type=int, default=1000, help="steps of random actions at first")
+    add("--batch-size", type=int, default=32, help="sequences per update")
+    add("--sequence-length", type=int, default=16, help="most steps that gradients flow back")
+    add("--burn-in", type=int, default=4, help="first steps that only refresh an old memory")
+    add("--train-freq", type=int, default=32, help="steps between rounds of learning")
+    add("--gradient-steps", type=int, default=16, help="updates in each round")
+    add("--target-update-interval", type=int, default=512, help="steps between target copies")
+    add("--double", action=switch, default=True, help="the network chooses the next action")
+    add("--gamma", type=float, default=0.99, help="discount factor")
+    add("--exploration-fraction", type=float, default=0.3, help="share of the run epsilon falls")
+    add("--exploration-initial-eps", type=float, default=1.0, help="epsilon at the start")
+    add("--exploration-final-eps", type=float, default=0.04, help="epsilon once it has fallen")
+    add("--max-grad-norm", type=float, default=10.0, help="gradients are scaled down to this norm")
+    add("--hidden-sizes", type=int, nargs="+", default=[64], help="layers before the LSTM")
+    add("--lstm-size", type=int, default=64, help="cells of the LSTM")
+    add("--report-interval", type=int, default=1000, help="steps between lines of progress")
+    add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
+    args = parser.parse_args(argv)
+    if args.buffer_size < args.num_envs * args.sequence_length:
+        parser.error("--buffer-size must hold a sequence of every environment")
+    return args
+
+
+class PositionsOnly(gym.ObservationWrapper[Any, Any, Any]):
+    """Shows where the cart and the pole are, and not how fast they move."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = gym.spaces.Box(-math.inf, math.inf, (OBS_SIZE,))
+
+    def observation(self, observation: Any) -> Any:
+        """The cart's place and the pole's angle."""
+        return observation[[0, 2]]
+
+
+def make_env() -> gym.Env[Any, Any]:
+    """A CartPole without velocities."""
+    return PositionsOnly(gym.make("CartPole-v1"))
+
+
+class QNetwork(nn.Module):
+    """Values of all actions, of what is seen and of what was seen before.
+
+    A state is (rows, 2, size): what the LSTM said last, and what it keeps. It is all zeros where an
+    episode begins. Weights are as torch makes them, the LSTM's as it makes those of `nn.LSTM`.
+    """
+
+    def __init__(self, hidden_sizes: Sequence[int], size: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width = OBS_SIZE
+        for hidden in hidden_sizes:
+            layers += [nn.Linear(width, hidden), nn.ReLU()]
+            width = hidden
+        self.encoder = nn.Sequential(*layers)
+        self.seen, self.said = nn.Linear(width, 4 * size), nn.Linear(size, 4 * size)
+        for parameter in (*self.seen.parameters(), *self.said.parameters()):
+            nn.init.uniform_(parameter, -(size**-0.5), size**-0.5)
+        self.values = nn.Linear(size, NUM_ACTIONS)
+        self.size = size
+
+    def no_memory(self, rows: int) -> Tensor:
+        """The state at the start of an episode."""
+        return torch.zeros(rows, 2, self.size)
+
+    def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of long short-term memory: values, and the state then."""
+        h, c = state.unbind(1)
+        gates = self.seen(self.encoder(obs)) + self.said(h)
+        write, keep, new, show = gates.chunk(4, dim=1)
+        c = torch.sigmoid(keep) * c + torch.sigmoid(write) * torch.tanh(new)
+        h = torch.sigmoid(show) * torch.tanh(c)
+        return self.values(h), torch.stack((h, c), dim=1)
+
+
+class Networks(NamedTuple):
+    """Action values Q, and the older copy of them that targets are made of."""
+
+    online: QNetwork
+    target: QNetwork
+
+
+def make_networks(args: argparse.Namespace) -> Networks:
+    """Two networks that are equal at first."""
+    online = QNetwork(args.hidden_sizes, args.lstm_size)
+    return Networks(online, copy.deepcopy(online))
+
+
+def copy_target(networks: Networks) -> None:
+    """Bring the target up to date."""
+    networks.target.load_state_dict(networks.online.state_dict())
+
+
+class Transitions:
+    """Consecutive steps of one episode, and the state that the first was taken in."""
+
+    def __init__(self, state: Tensor, obs: Any, begins_episode: bool) -> None:
+        self.state = state
+        self.begins_episode = begins_episode
+        self.obs = [torch.as_tensor(obs)]
+        """One more than there are steps: the true successor of the last is here too."""
+        self.actions: list[int] = []
+        self.rewards: list[float] = []
+        self.terminated = False
+        """Whether the last step was a fall; none before it can have been."""
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+class Replay:
+    """Sequences of every environment, those still growing too, the oldest first."""
+
+    def __init__(self, capacity: int, num_envs: int, sequence_length: int) -> None:
+        self.capacity_each = capacity // num_envs
+        self.sequence_length = sequence_length
+        self.kept: list[deque[Transitions]] = [deque() for _ in range(num_envs)]
+        self.growing: list[Transitions | None] = [None] * num_envs
+        self.steps = [0] * num_envs
+        self.between_episodes = [True] * num_envs
+
+    def add(
+        self,
+        env: int,
+        *,
+        state: Tensor,
+        obs: Any,
+        action: int,
+        reward: float,
+        next_obs: Any,
+        terminated: bool,
+        truncated: bool,
+    ) -> None:
+        """Lengthen an environment's sequence by one step, or begin one; the oldest makes room."""
+        sequence = self.growing[env]
+        if sequence is None:
+            sequence = Transitions(state, obs, self.between_episodes[env])
+            self.kept[env].append(sequence)
+        sequence.actions.append(action)
+        sequence.rewards.append(reward)
+        sequence.obs.append(torch.as_tensor(next_obs))
+        sequence.terminated = terminated
+        self.steps[env] += 1
+        self.between_episodes[env] = terminated or truncated
+        # By the environment's own clock, so that the cuts fall anywhere in an episode.
+        complete = self.steps[env] % self.sequence_length == 0 or self.between_episodes[env]
+        self.growing[env] = None if complete else sequence
+        while sum(map(len, self.kept[env])) > self.capacity_each:
+            self.kept[env].popleft()
+
+    def sequences(self) -> list[Transitions]:
+        """All of them, environment by environment."""
+        return [sequence for sequences in self.kept for sequence in sequences]
+
+    def sample(self, count: int) -> list[Transitions]:
+        """Draw with replacement, a sequence as likely as it is long: no transition is favoured."""
+        sequences = self.sequences()
+        lengths = torch.tensor([float(len(sequence)) for sequence in sequences])
+        return [sequences[i] for i in torch.multinomial(lengths, count, replacement=True)]
+
+
+class Collector:
+    """Steps environments, remembers what was seen in each, and records what happened."""
+
+    def __init__(
+        self, envs: Sequence[gym.Env[Any, Any]], network: QNetwork, replay: Replay, seed: int
+    ) -> None:
+        self.envs, self.network, self.replay = envs, network, replay
+        self.obs = [env.reset(seed=seed + i)[0] for i, env in enumerate(envs)]
+        self.state = network.no_memory(len(envs))
+        self.running, self.returns = [0.0] * len(envs), deque[float](maxlen=20)
+
+    @torch.no_grad()
+    def step(self, random_share: float) -> None:
+        """One step each: the action of the highest value, or any, ``random_share`` of the time.
+
+        What is remembered depends on every observation, so the network sees them either way.
+        """
+        values, after = self.network(torch.as_tensor(np.stack(self.obs)), self.state)
+        actions = torch.where(
+            torch.rand(len(values)) < random_share,
+            torch.randint(NUM_ACTIONS, (len(values),)),
+            values.argmax(dim=1),
+        )
+        for i, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            # Before the reset below, so that next_obs is the true successor even of a last step.
+            self.replay.add(
+                i,
+                state=self.state[i],
+                obs=self.obs[i],
+                action=action,
+                reward=float(reward),
+                next_obs=next_obs,
+                terminated=terminated,
+                truncated=truncated,
+            )
+            self.running[i] += float(reward)
+            if terminated or truncated:
+                self.returns.append(self.running[i])
+                self.running[i] = 0.0
+                next_obs, _ = env.reset()
+                after[i] = 0.0
+            self.obs[i] = next_obs
+        self.state = after
+
+
+def epsilon(step: int, args: argparse.Namespace) -> float:
+    """Share of random actions: a straight line over the first part of the run, then constant."""
+    done = min(1.0, step / (args.exploration_fraction * args.total_timesteps))
+    return float((1 - done) * args.exploration_initial_eps + done * args.exploration_final_eps)
+
+
+def crosses(before: int, step: int, interval: int) -> bool:
+    """Whether a multiple of ``interval`` was reached: steps come several at a time."""
+    return step // interval > before // interval
+
+
+def values_along(network: QNetwork, sequences: Sequence[Transitions]) -> list[Tensor]:
+    """Values of all actions at every observation of sequences, the longest of which come first.
+
+    Each time step has a row for every sequence that reaches it, and none for those that ended.
+    """
+    dtype = next(network.parameters()).dtype
+    state = torch.stack([sequence.state for sequence in sequences]).to(dtype)
+    values = []
+    for t in range(len(sequences[0]) + 1):
+        seen = [sequence.obs[t] for sequence in sequences if len(sequence) >= t]
+        values_t, state = network(torch.stack(seen).to(dtype), state[: len(seen)])
+        values.append(values_t)
+    return values
+
+
+def drqn_update(
+    networks: Networks,
+    optimizer: torch.optim.Optimizer,
+    sequences: Sequence[Transitions],
+    args: argparse.Namespace,
+) -> dict[str, Tensor]:
+    """Take one gradient step on sequences, every step of which counts the same."""
+    sequences = sorted(sequences, key=len, reverse=True)
+    online = values_along(networks.online, sequences)
+    with torch.no_grad():
+        target = values_along(networks.target, sequences)
+
+    q_values, errors = [], []
+    for t in range(len(sequences[0])):
+        going = [sequence for sequence in sequences if len(sequence) > t]
+        rows = torch.arange(len(going))
+        # r + gamma (1 - terminated) max_a Q_target(s', a); double: the a that Q itself prefers.
+        preferred = (online if args.double else target)[t + 1].argmax(dim=1)
+        following = target[t + 1][rows, preferred]
+        ends = [sequence.terminated and len(sequence) == t + 1 for sequence in going]
+        goes_on = 1 - torch.tensor(ends).to(following.dtype)
+        rewards = torch.tensor([sequence.rewards[t] for sequence in going], dtype=following.dtype)
+        actions = torch.tensor([sequence.actions[t] for sequence in going])
+        q_values.append(online[t][rows, actions])
+        errors.append(q_values[-1] - (rewards + args.gamma * goes_on * following))
+        # The state was remembered by an older network: at first it is only brought up to date.
+        counted = torch.tensor([t >= args.burn_in or one.begins_episode for one in going])
+        q_values[-1], errors[-1] = q_values[-1][counted], errors[-1][counted]
+
+    # Squares, for the mean of targets that differ by what is hidden; Huber's would be the median.
+    loss = torch.cat(errors).square().mean() / 2
+
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(networks.online.parameters(), args.max_grad_norm)
+    optimizer.step()
+    return {"loss": loss.detach(), "q_mean": torch.cat(q_values).detach().mean()}
+
+
+def make_optimizer(networks: Networks, args: argparse.Namespace) -> torch.optim.Optimizer:
+    """Adam over the online network alone."""
+    return torch.optim.Adam(networks.online.parameters(), lr=args.learning_rate, eps=1e-8)
+
+
+@torch.no_grad()
+def evaluate(network: QNetwork, episodes: int, seed: int) -> list[float]:
+    """Returns of greedy episodes in an environment of its own."""
+    env = make_env()
+    returns = []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=seed if episode == 0 else None)
+        state, total, over = network.no_memory(1), 0.0, False
+        while not over:
+            values, state = network(torch.as_tensor(obs).unsqueeze(0), state)
+            obs, reward, terminated, truncated, _ = env.step(int(values.argmax()))
+            total += float(reward)
+            over = terminated or truncated
+        returns.append(total)
+    env.close()
+    return returns
+
+
+def main(argv: Sequence[str] | None = None) -> float:
+    """Train, report, and return the mean return of the final evaluation."""
+    args = parse_args(argv)
+    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.manual_seed(args.seed)
+    networks = make_networks(args)
+    optimizer = make_optimizer(networks, args)
+    replay = Replay(args.buffer_size, args.num_envs, args.sequence_length)
+    envs = [make_env() for _ in range(args.num_envs)]
+    collector = Collector(envs, networks.online, replay, args.seed)
+
+    losses: dict[str, Tensor] = {}
+    start = time.perf_counter()
+    for before in range(0, args.total_timesteps, args.num_envs):
+        step = before + args.num_envs
+        warming_up = before < args.learning_starts
+        collector.step(1.0 if warming_up else epsilon(before, args))
+        if not warming_up and crosses(before, step, args.train_freq):
+            if args.anneal_lr:
+                rate = args.learning_rate * max(0.0, 1 - step / args.total_timesteps)
+                optimizer.param_groups[0]["lr"] = rate
+            for _ in range(args.gradient_steps):
+                losses = drqn_update(networks, optimizer, replay.sample(args.batch_size), args)
+        if crosses(before, step, args.target_update_interval):
+            copy_target(networks)
+
+        due = crosses(before, step, args.report_interval) or step >= args.total_timesteps
+        if collector.returns and due:
+            report = f"return {np.mean(collector.returns):6.1f}"
+            report += "".join(f"  {name} {loss:8.4f}" for name, loss in losses.items())
+            print(f"step {step:7d}  {report}  {step / (time.perf_counter() - start):6.0f} steps/s")
+    for env in envs:
+        env.close()
+
+    returns = evaluate(networks.online, args.eval_episodes, seed=args.seed + 10_000)
+    print(
+        f"evaluation: {np.mean(returns):.1f} +- {np.std(returns):.1f} over {len(returns)} episodes"
+    )
+    return float(np.mean(returns))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Deep recurrent Q-learning (Hausknecht and Stone 2015, arXiv:1507.06527)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.acceleration import require_stepwise
+from rl_training.algorithms.masking import masked_mean
+from rl_training.algorithms.q_learning import (
+    QLearner,
+    QLearningConfig,
+    best_values,
+    values_of,
+)
+from rl_training.types import Run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DRQNConfig(QLearningConfig):
+    """DRQN's knobs."""
+
+    batch_size: int = 32
+    """Sequences per update."""
+    sequence_length: int = 16
+    """Most steps of a sequence: as far as gradients flow back. None goes on after an episode."""
+    burn_in: int = 4
+    """First steps of a sequence that only refresh the memory; none where an episode begins."""
+    lstm_size: int = 64
+    """Cells of the LSTM."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the layers before the LSTM; unset: 64."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lstm_size", "sequence_length"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        in_sequence = 0 <= self.burn_in < self.sequence_length
+        self._require(
+            in_sequence, "burn_in", f"0 to sequence_length - 1 = {self.sequence_length - 1}"
+        )
+        self._require(self.hidden_sizes != (), "hidden_sizes", "one width or more")
+        self._require(self.encoder is None, "encoder", "unset: drqn sees vectors as they are")
+        on_host = self.replay_device == "cpu"
+        self._require(on_host, "replay_device", "cpu: sequences are put together on the host")
+
+    def check_run(self, run: Run) -> None:
+        """Refuse what does not fit the rest of a config, and all but eager updates."""
+        super().check_run(run)
+        require_stepwise("drqn", run)
+        self._require(
+            self.buffer_size >= run.num_envs * self.sequence_length,
+            "buffer_size",
+            f"at least num_envs * sequence_length = {run.num_envs} * {self.sequence_length}",
+        )
+
+
+def drqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Half the mean squared TD error over sequences (time, batch), where ``mask`` is 1.
+
+    Not DQN's Huber loss: where an observation does not tell the whole state its targets differ by
+    what is hidden, and only squares pull towards their mean instead of their median.
+    """
+    q_values, mask = batch["q_values"], batch["mask"]
+    td_errors = batch["targets"] - q_values
+    return {
+        "loss": 0.5 * masked_mean(td_errors.square(), mask),
+        "q_mean": masked_mean(q_values.detach(), mask),
+        "td_error": masked_mean(td_errors.detach().abs(), mask),
+    }
+
+
+def sequence_targets(batch: Mapping[str, Tensor], best: Tensor, n_step: int) -> Tensor:
+    """What each step of a sequence should be worth, by up to ``n_step`` rewards.
+
+    With b_t = ``best`` the value of what follows step t, r the rewards and d the discounts,
+
+        G1_t = r_t + d_t b_t,  Gn_t = r_t + d_t G(n-1)_{t+1}
+
+    and b_t instead of G_{t+1} where the sequence ends before.
+    """
+    goes_on = torch.zeros_like(best, dtype=torch.bool)
+    goes_on[:-1] = batch["mask"][1:] > 0
+    ahead = best
+    for _ in range(n_step - 1):
+        targets = batch["rewards"] + batch["discounts"] * ahead
+        ahead = torch.where(goes_on, targets.roll(-1, 0), best)
+    return batch["rewards"] + batch["discounts"] * ahead
+
+
+class SequenceQNetwork(Protocol):
+    """What DRQN needs of a model."""
+
+    def q_values_sequence(self, obs: Any, state: Tensor) -> Tensor:
+        """Values of all actions along sequences."""
+        ...
+
+
+class DRQN(QLearner):
+    """Q-learning along sequences, from the states that were remembered where they began."""
+
+    def __init__(
+        self, model: Any, config: DRQNConfig, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(model, config, generator=generator)
+        self.model: SequenceQNetwork = model
+
+    def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """`drqn_loss` of the current networks on stored sequences.
+
+        ``obs`` is one longer than the rest: the true successor of the last step. What follows step
+        t is worth max_a Q_target(o_{t+1}, a), given the memory of all before; with ``double``
+        a = argmax_a Q(o_{t+1}, a).
+        """
+        obs, state = batch["obs"], batch["state"]
+        values = self.model.q_values_sequence(obs, state)
+        with torch.no_grad():
+            following = self.target.module.q_values_sequence(obs, state)[1:]
+            chooser = values[1:] if self.config.double else None
+            best = best_values(following, chooser)
+            targets = sequence_targets(batch, best, self.config.n_step)
+        chosen = values_of(batch["actions"], values[:-1])
+        return drqn_loss({"q_values": chosen, "targets": targets, "mask": batch["mask"]})

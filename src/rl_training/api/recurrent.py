@@ -1,0 +1,33 @@
+"""The managed class of algorithms whose policies remember."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_training.api.algorithms import ManagedAlgorithm
+
+
+class RecurrentAlgorithm(ManagedAlgorithm):
+    """A `ManagedAlgorithm` whose `predict` takes and returns what is remembered."""
+
+    def predict(  # type: ignore[override]
+        self,
+        obs: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, Any]:
+        """The action (or actions, for a batch) and the next state; no environment is needed.
+
+        Pass the state that the last call returned; None at the start. Where ``episode_start`` is
+        true it is forgotten first.
+        """
+        policy: Any = self._current_policy()
+        action, after = policy.predict(obs, state, episode_start, deterministic)
+        return action, after
+
+
+class DRQN(RecurrentAlgorithm):
+    """Deep recurrent Q-learning: ``DRQN(TrainConfig(algo="drqn", ...)).learn()``."""
+
+    algo = "drqn"

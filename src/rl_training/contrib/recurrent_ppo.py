@@ -1,0 +1,67 @@
+"""PPO with memory: the same learning phase, over sequences instead of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rl_training.algorithms.acceleration import require_stepwise
+from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from rl_training.coerce import require
+from rl_training.types import Run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentPPOConfig(PPOConfig):
+    """PPO's knobs, and those of memory."""
+
+    lstm_size: int = 64
+    """Cells of each LSTM."""
+    shared_lstm: bool = False
+    """One LSTM for policy and value function, instead of one each."""
+    sequence_length: int = 32
+    """Steps that gradients flow back through; a divisor of num_steps."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the layers after each LSTM, for policy and value; unset: 64, none for images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lstm_size", "sequence_length"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._require(
+            self.num_steps % self.sequence_length == 0,
+            "sequence_length",
+            f"a divisor of num_steps = {self.num_steps}",
+        )
+
+    def check_run(self, run: Run) -> None:
+        """Refuse knobs that do not fit the number of environments, and all but eager updates."""
+        require_stepwise("recurrent_ppo", run)
+        per_env = self.num_steps // self.sequence_length
+        sequences = run.num_envs * per_env
+        require(
+            sequences % self.num_minibatches == 0,
+            "algo_kwargs.num_minibatches",
+            f"a divisor of the rollout's sequences, num_envs * num_steps / sequence_length ="
+            f" {run.num_envs} * {self.num_steps} / {self.sequence_length} = {sequences}",
+            self.num_minibatches,
+        )
+
+
+def recurrent_ppo_loss(minibatch: Mapping[str, Any], **coefficients: Any) -> dict[str, Tensor]:
+    """`ppo_loss` over sequences: every mean is over the steps whose ``mask`` is 1.
+
+    All are (time, batch); padding is there for the network alone and must be masked.
+    """
+    if "mask" not in minibatch:
+        raise ValueError("sequences need a mask: padding must not enter the loss")
+    return ppo_loss(minibatch, **coefficients)
+
+
+class RecurrentPPO(PPO):
+    """PPO on a model that remembers and a rollout of sequences: the rest is the same."""
+
+    objective = staticmethod(recurrent_ppo_loss)

@@ -1,0 +1,172 @@
+"""On-policy storage for networks that remember: a rollout cut into sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.tree import tree_map
+from rl_training.types import Array, Obs, Remembered, VectorStep
+
+
+class Segments(NamedTuple):
+    """Pieces of sequences within which no episode begins, padded to one length."""
+
+    rows: Tensor
+    """(length, segments): which row each step is; padding repeats a segment's first row."""
+    mask: Tensor
+    """(length, segments): False on padding."""
+    sequence: Tensor
+    """(segments,): the sequence that each is a piece of."""
+    leads: Tensor
+    """(segments,): whether it begins that sequence, and so in its stored state."""
+
+
+def split_at(starts: Array) -> Segments:
+    """Cut (length, sequences) into segments where ``starts`` says that an episode begins.
+
+    Rows count along sequences: row = time * sequences + sequence.
+    """
+    length, count = starts.shape
+    begins = starts.T.copy()
+    begins[:, 0] = True
+    segment = begins.reshape(-1).cumsum() - 1
+    first = np.flatnonzero(begins)
+    offset = np.arange(length * count) - first[segment]
+    position = np.tile(first, (length, 1))
+    mask = np.zeros((length, len(first)), bool)
+    position[offset, segment] = np.arange(length * count)
+    mask[offset, segment] = True
+    time, sequence = position % length, position // length
+    return Segments(
+        torch.from_numpy(time * count + sequence),
+        torch.from_numpy(mask),
+        torch.from_numpy(first // length),
+        torch.from_numpy(first % length == 0),
+    )
+
+
+class RecurrentRolloutBuffer(RolloutBuffer):
+    """A rollout whose minibatches are whole sequences of ``sequence_length`` steps.
+
+    The actor's record says what was remembered before each step (``state``) and after it
+    (``next_state``, before any reset). Kept are the states that sequences begin in, those that
+    truncated episodes ended in, and the last. Learning sees each sequence cut where episodes begin
+    in it, so that a fused network needs no reset on the way; padding has ``mask`` 0.
+    """
+
+    def __init__(
+        self, num_steps: int, num_envs: int, *shapes: Any, sequence_length: int, **kwargs: Any
+    ) -> None:
+        if sequence_length < 1 or num_steps % sequence_length:
+            raise ValueError(f"sequences of {sequence_length} do not divide {num_steps} steps")
+        super().__init__(num_steps, num_envs, *shapes, **kwargs)
+        self.sequence_length = sequence_length
+        self.num_sequences = num_steps // sequence_length * num_envs
+        self.states: list[Tensor] = []
+        """What was remembered where sequences begin."""
+        self.next_state: Tensor | None = None
+        """What is remembered after the rollout; nothing where an episode just ended."""
+        self._final_states: list[Tensor] = []
+        self._segments: Segments | None = None
+
+    def reset(self) -> None:
+        """Forget the rollout; its memory is written again."""
+        super().reset()
+        self.states.clear()
+        self._final_states.clear()
+        self._segments = None
+
+    def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
+        """Append one step of every environment, and what was remembered before and after it."""
+        remaining = dict(record)
+        state, after = remaining.pop("state"), remaining.pop("next_state")
+        if self.position % self.sequence_length == 0:
+            self.states.append(self._copied(state))
+        bootstraps = step.truncated & ~step.terminated
+        if bootstraps.any():
+            self._final_states.append(self._copied(after)[torch.from_numpy(bootstraps)])
+        super().add(obs, action, remaining, step)
+        if self.position == self.num_steps:
+            self.next_state = self._copied(after)
+            self.next_state[torch.from_numpy(step.cut)] = 0.0
+
+    def _copied(self, state: Any) -> Tensor:
+        return torch.as_tensor(state).detach().clone().to(self.device)
+
+    def truncated_observations(self) -> tuple[Tensor, Any] | None:
+        """Where episodes were truncated, and their final observations as they would be seen."""
+        found = super().truncated_observations()
+        if found is None:
+            return None
+        index, obs = found
+        return index, Remembered(obs, torch.cat(self._final_states))
+
+    def standing(self) -> Remembered:
+        """What the environments show after the last step, and what is remembered then."""
+        return Remembered(self.next_obs, self.next_state)
+
+    def whole(self) -> dict[str, Any]:
+        """All sequences, as a model evaluates them."""
+        segments = self.segments()
+        everything = torch.arange(segments.rows.shape[1], device=self.device)
+        batch = self._gather(self.flat(), everything)
+        return {key: batch[key] for key in ("obs", "actions", "state")}
+
+    def keep_evaluation(self, logprobs: Tensor, values: Tensor) -> None:
+        """Store what a model said of `whole`; of padding it says nothing."""
+        rows, mask, *_ = self.segments()
+        rows = rows[mask]
+        self.logprobs.view(-1)[rows] = logprobs[mask]
+        self.values.view(-1)[rows] = values[mask]
+
+    def segments(self) -> Segments:
+        """How the rollout is cut, once it is whole."""
+        if self._segments is None:
+            length, count = self.sequence_length, self.num_sequences
+            cut = ((self.dones > 0) | ~self.valid).cpu().numpy()
+            begins = np.roll(cut, 1, axis=0)
+            # (chunks, length, envs) to (length, chunks * envs), and rows back.
+            grid = np.arange(cut.size).reshape(-1, length, self.num_envs)
+            rows = torch.from_numpy(grid.swapaxes(0, 1).reshape(-1))
+            chunks = begins.reshape(-1, length, self.num_envs).swapaxes(0, 1)
+            found = split_at(chunks.reshape(length, count))
+            found = found._replace(rows=rows[found.rows])
+            self._segments = Segments(*(tensor.to(self.device) for tensor in found))
+        return self._segments
+
+    def iter_minibatches(
+        self, num_minibatches: int, *, generator: torch.Generator | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """One epoch: every sequence once, in ``num_minibatches`` random parts of equal number."""
+        if num_minibatches < 1 or self.num_sequences % num_minibatches:
+            raise ValueError(
+                f"{num_minibatches} minibatches do not divide {self.num_sequences} sequences"
+            )
+        order = torch.randperm(self.num_sequences, generator=generator).to(self.device)
+        part = torch.empty_like(order)
+        part[order] = torch.arange(len(order), device=self.device) % num_minibatches
+        part_of_segment = part[self.segments().sequence]
+        batch = self.flat()
+        for i in range(num_minibatches):
+            yield self._gather(batch, (part_of_segment == i).nonzero().squeeze(1))
+
+    def _gather(self, batch: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
+        """Some segments, everything as (length, segments, ...)."""
+        rows, mask, sequence, leads = self.segments()
+        rows = rows[:, chosen]
+        taken: dict[str, Any] = {
+            key: tree_map(lambda leaf: leaf[rows], value) for key, value in batch.items()
+        }
+        states = torch.cat(self.states)[sequence[chosen]]
+        counts = mask[:, chosen].to(self.rewards.dtype)
+        return {
+            **taken,
+            "mask": counts * taken["mask"] if "mask" in taken else counts,
+            "state": states * leads[chosen].unsqueeze(1),
+        }

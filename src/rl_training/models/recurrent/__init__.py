@@ -1,0 +1,4 @@
+from rl_training.models.recurrent.lstm_actor_critic import LSTMActorCritic
+from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
+
+__all__ = ["LSTMActorCritic", "LSTMQNetwork"]

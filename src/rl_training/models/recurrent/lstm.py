@@ -1,0 +1,93 @@
+"""One LSTM layer whose memory is a plain row of numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_training.types import Array
+
+NumpyStep: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
+"""Inputs and states of one time step to outputs and next states."""
+
+
+class NumpyActor(Protocol):
+    """Observations, states and noise (None: greedy) to actions and next states."""
+
+    def __call__(self, obs: Array, state: Array, noise: Array | None) -> tuple[Array, Array]:
+        """One step of every row."""
+        ...
+
+
+@contextlib.contextmanager
+def _quiet_cudnn() -> Iterator[None]:
+    """The weights are views of one flat tensor, and cuDNN says that it lays them out anew."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of")
+        yield
+
+
+class LSTM(nn.Module):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gates of Gers et al. 2000).
+
+        i, f, o = sigmoid(W x + U h + b) each,  g = tanh(W x + U h + b)
+        c' = f c + i g,  h' = o tanh(c')
+
+    A state is the row (h, c), zeros at the start of an episode. Whole sequences go through
+    torch's fused kernels; they must not hold a reset, whoever makes them splits them there.
+    """
+
+    def __init__(self, inputs: int, size: int, *, orthogonal: bool = False) -> None:
+        super().__init__()
+        self.size = size
+        self.state_size = 2 * size
+        self.layer = nn.LSTM(inputs, size)
+        if orthogonal:
+            for name, parameter in self.layer.named_parameters():
+                if "weight" in name:
+                    nn.init.orthogonal_(parameter)
+                else:
+                    nn.init.zeros_(parameter)
+
+    def forward(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """From states (batch, ...) over (time, batch, ...): all outputs, and the last states."""
+        h, c = (part.unsqueeze(0).contiguous() for part in state.chunk(2, -1))
+        with _quiet_cudnn() if inputs.is_cuda else contextlib.nullcontext():
+            outputs, (h, c) = self.layer(inputs, (h, c))
+        return outputs, torch.cat((h[0], c[0]), -1)
+
+    def numpy_step(self) -> NumpyStep:
+        """One time step over NumPy views of the same weights: several times faster than torch."""
+        size = self.size
+        arrays = {name: p.detach().numpy() for name, p in self.layer.named_parameters()}
+        w, u = arrays["weight_ih_l0"].T, arrays["weight_hh_l0"].T
+        b1, b2 = arrays["bias_ih_l0"], arrays["bias_hh_l0"]
+        # sigmoid(x) = (1 + tanh(x / 2)) / 2: one tanh serves all gates.
+        slope = np.full(4 * size, 0.5, np.float32)
+        slope[2 * size : 3 * size] = 1.0
+        shift = 1 - slope
+
+        def step(inputs: Array, state: Array) -> tuple[Array, Array]:
+            gates = inputs @ w
+            gates += state[:, :size] @ u
+            gates += b1
+            gates += b2
+            gates *= slope
+            np.tanh(gates, out=gates)
+            gates *= slope
+            gates += shift
+            after = np.empty_like(state)
+            h, c = after[:, :size], after[:, size:]
+            np.multiply(gates[:, size : 2 * size], state[:, size:], out=c)
+            c += gates[:, :size] * gates[:, 2 * size : 3 * size]
+            np.tanh(c, out=h)
+            h *= gates[:, 3 * size :]
+            return h, after
+
+        return step

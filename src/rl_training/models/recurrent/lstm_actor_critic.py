@@ -1,0 +1,129 @@
+"""A policy and a value function that remember: LSTMs between what is seen and two MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.models.action_heads import make_action_head
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, FlattenEncoder
+from rl_training.models.mlp_actor_critic import MLP, NUMPY_ACTIVATIONS, Evaluation
+from rl_training.models.observing import ObservingModule
+from rl_training.models.recurrent.lstm import LSTM, NumpyActor
+from rl_training.tree import tree_map
+from rl_training.types import ActionSpec, Array, ObsSpec, Remembered
+
+
+class LSTMActorCritic(ObservingModule):
+    """Policy and value over memories of their own, or over one (``shared_lstm``).
+
+    What encodes observations is shared by both. A state is a row of ``state_size`` numbers: the
+    policy's memory, then the value function's.
+    """
+
+    def __init__(
+        self,
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        lstm_size: int = 64,
+        shared_lstm: bool = False,
+        hidden_sizes: tuple[int, ...] = (64,),
+        activation: str = "tanh",
+        log_std_init: float = 0.0,
+        encoder: EncoderConfig = DEFAULT_ENCODER,
+        normalize_obs: bool = False,
+        clip_obs: float = 10.0,
+    ) -> None:
+        head = make_action_head(action_spec, log_std_init)
+        super().__init__(head, obs_spec, encoder, clip_obs if normalize_obs else None)
+        self.actor_lstm = LSTM(self.num_features, lstm_size, orthogonal=True)
+        self.critic_lstm = (
+            None if shared_lstm else LSTM(self.num_features, lstm_size, orthogonal=True)
+        )
+        self.actor = MLP((lstm_size, *hidden_sizes, head.param_size), activation, 0.01)
+        self.critic = MLP((lstm_size, *hidden_sizes, 1), activation, 1.0)
+        self._split = self.actor_lstm.state_size
+        self.state_size = self._split if shared_lstm else 2 * self._split
+
+    def initial_state(self, rows: int) -> Tensor:
+        """What is remembered at the start of an episode: nothing."""
+        return torch.zeros(rows, self.state_size, device=next(self.parameters()).device)
+
+    def act(
+        self, obs: Any, state: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The actions that ``noise`` selects (the most likely ones without), and the next state.
+
+        Also their log-probabilities and the values, by the names a rollout keeps them under.
+        """
+        features, mask = self.encode(obs)
+        remembered, valued, after = self._remember(features.unsqueeze(0), state)
+        params = self.actor(remembered[0])
+        if noise is None:
+            actions = self.head.mode(params, mask)
+        else:
+            actions = self.head.sample(params, noise, mask)
+        logprobs, _ = self.head.logprob_entropy(params, actions, mask)
+        return actions, after, {"logprobs": logprobs, "values": self.critic(valued[0]).squeeze(-1)}
+
+    def value(self, seen: Remembered) -> Tensor:
+        """State values of single observations, one per row."""
+        features, _ = self.encode(seen.obs)
+        _, valued, _ = self._remember(features.unsqueeze(0), seen.state)
+        return self.critic(valued[0]).squeeze(-1)  # type: ignore[no-any-return]
+
+    def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
+        """Log-probability and entropy of actions, and values, over whole sequences.
+
+        All are (time, batch, ...); ``batch["state"]`` is what was remembered before the first.
+        """
+        actions = batch["actions"]
+        length, rows = actions.shape[:2]
+        features, mask = self.encode(tree_map(lambda leaf: leaf.flatten(0, 1), batch["obs"]))
+        remembered, valued, _ = self._remember(features.view(length, rows, -1), batch["state"])
+        params = self.actor(remembered.flatten(0, 1))
+        logprob, entropy = self.head.logprob_entropy(params, actions.flatten(0, 1), mask)
+        value = self.critic(valued.flatten(0, 1))
+        return Evaluation(*(x.reshape(length, rows) for x in (logprob, entropy, value)))
+
+    def _remember(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What policy and value function make of (time, batch, features), and the last state."""
+        if self.critic_lstm is None:
+            outputs, after = self.actor_lstm(features, state)
+            return outputs, outputs, after
+        own, critics = state[:, : self._split], state[:, self._split :]
+        outputs, own = self.actor_lstm(features, own)
+        valued, critics = self.critic_lstm(features, critics)
+        return outputs, valued, torch.cat((own, critics), -1)
+
+    def numpy_actor(self) -> NumpyActor | None:
+        """Acting in NumPy; None where that cannot be: vectors, on a CPU, known activations only.
+
+        It reads the normaliser and a Gaussian's deviation as they are when this is called.
+        """
+        plain = isinstance(self.encoder, FlattenEncoder) and self.encoder.single_vector
+        on_cpu = next(self.parameters()).device.type == "cpu"
+        choose = self.head.numpy_choice() if plain and on_cpu else None
+        if choose is None or self.actor.activation not in NUMPY_ACTIVATIONS:
+            return None
+        remember, forward = self.actor_lstm.numpy_step(), self.actor.numpy_function()
+        remember_value = self.critic_lstm.numpy_step() if self.critic_lstm is not None else None
+        normalize, split = self.numpy_normalize(), self._split
+
+        def act(obs: Array, state: Array, noise: Array | None) -> tuple[Array, Array]:
+            if normalize is not None:
+                obs = normalize(obs)
+            if remember_value is None:
+                outputs, after = remember(obs, state)
+            else:
+                after = np.empty_like(state)
+                outputs, after[:, :split] = remember(obs, state[:, :split])
+                _, after[:, split:] = remember_value(obs, state[:, split:])
+            return choose(forward(outputs), noise), after
+
+        return act

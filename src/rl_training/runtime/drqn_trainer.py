@@ -1,0 +1,106 @@
+"""DRQN on the shared runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.drqn import DRQN, DRQNConfig
+from rl_training.config import TrainConfig
+from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
+from rl_training.runtime.actors import Actor
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.policy import RecurrentTrainedPolicy
+from rl_training.runtime.recurrent_actors import (
+    RecurrentEpsilonGreedyActor,
+    RecurrentGreedyActor,
+)
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.trainer import Setup, TrainResult
+from rl_training.seeding import torch_stream
+from rl_training.types import ActionSpec, ObsSpec
+
+
+class DRQNTrainer(OffPolicyTrainer):
+    """The off-policy loop over a replay of sequences."""
+
+    @staticmethod
+    def bytes_per_transition(setup: Setup) -> int:
+        """What one transition takes in a replay of sequences."""
+        return RecurrentReplayBuffer.bytes_per_step(
+            setup.env.obs_spec,
+            setup.env.action_spec,
+            sequence_length=setup.config.algo_kwargs.sequence_length,
+            state_size=setup.algorithm.module.state_size,
+        )
+
+    def make_replay(self, setup: Setup) -> ReplayBuffer:
+        """Storage for ``buffer_size`` transitions, drawn from in sequences."""
+        knobs: DRQNConfig = setup.config.algo_kwargs
+        return RecurrentReplayBuffer(
+            knobs.buffer_size,
+            setup.env.num_envs,
+            setup.env.obs_spec,
+            setup.env.action_spec,
+            sequence_length=knobs.sequence_length,
+            state_size=setup.algorithm.module.state_size,
+            burn_in=knobs.burn_in,
+            gamma=knobs.gamma,
+        )
+
+
+def build_drqn(
+    config: TrainConfig[DRQNConfig],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+) -> DRQN:
+    """DRQN and its networks, at the start of the config's random streams."""
+    knobs = config.algo_kwargs
+    model = LSTMQNetwork(
+        obs_spec,
+        action_spec,
+        hidden_sizes=knobs.hidden_sizes or (64,),
+        activation=knobs.activation,
+        lstm_size=knobs.lstm_size,
+    ).to(device)
+    return DRQN(model, knobs, generator=torch_stream(config.seed, "replay"))
+
+
+def _actor(algorithm: DRQN, config: TrainConfig[DRQNConfig], device: torch.device) -> Actor:
+    model: Any = algorithm.module
+    generator = torch_stream(config.seed, "exploration")
+    return RecurrentEpsilonGreedyActor(model, config.algo_kwargs.exploration, generator, device)
+
+
+def _eval_actor(algorithm: DRQN, device: torch.device, sampling: torch.Generator | None) -> Actor:
+    model: Any = algorithm.module
+    if sampling is None:
+        return RecurrentGreedyActor(model, device)
+    final = algorithm.config.exploration_final_eps
+    return RecurrentEpsilonGreedyActor(model, lambda _: final, sampling, device)
+
+
+SPEC = AlgorithmSpec(
+    name="drqn",
+    config=DRQNConfig,
+    build=build_drqn,
+    actor=_actor,
+    eval_actor=_eval_actor,
+    trainer=DRQNTrainer,
+    policy=RecurrentTrainedPolicy,
+)
+
+
+def train_drqn(
+    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
+) -> TrainResult:
+    """Train DRQN; ``overrides`` replace config fields and DRQN knobs by name."""
+    from rl_training.experiment.manager import train_as
+
+    return train_as("drqn", config, callbacks=callbacks, **overrides)

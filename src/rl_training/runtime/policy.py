@@ -1,0 +1,154 @@
+"""`TrainedPolicy`: what is left of an algorithm once it has learnt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rl_training.config import TrainConfig
+from rl_training.envs import EnvFn
+from rl_training.errors import ConfigError
+from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
+from rl_training.seeding import stream_seed, torch_stream
+from rl_training.tree import tree_leaves
+from rl_training.types import ACTION_MASK, ActionSpec, Array, Obs, ObsSpec, Progress
+
+if TYPE_CHECKING:
+    from rl_training.runtime.actors import Actor
+    from rl_training.runtime.spec import AlgorithmSpec
+
+
+class TrainedPolicy:
+    """A policy that needs no environment: observations in, actions out."""
+
+    def __init__(
+        self,
+        spec: AlgorithmSpec,
+        config: TrainConfig[Any],
+        algorithm: Any,
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.algorithm = algorithm
+        self.obs_spec = obs_spec
+        self.action_spec = action_spec
+        self.device = device
+        self._spec = spec
+        self._greedy: Any = spec.eval_actor(algorithm, device, None)
+        sampling = torch_stream(config.seed, "prediction")
+        self._sampling: Any = spec.eval_actor(algorithm, device, sampling)
+
+    def predict(self, obs: Any, deterministic: bool = True) -> Any:
+        """The action for one observation, or actions for a batch of them."""
+        batch, single = self._as_batch(obs)
+        action = self._choose(self._greedy if deterministic else self._sampling, batch)
+        return action[0] if single else action
+
+    def _choose(self, actor: Actor, batch: Obs) -> Array:
+        """Actions for a batch, as the environment takes them."""
+        mask = batch.get(ACTION_MASK) if isinstance(batch, dict) else None
+        if mask is not None and self.action_spec.without_choice(mask).any():
+            raise ConfigError(f"'{ACTION_MASK}' allows no action at all")
+        module = self.algorithm.module
+        was_training = module.training
+        module.eval()
+        try:
+            policy_action, _ = actor.act(batch, Progress(1, 1))
+        finally:
+            module.train(was_training)
+        action: Array = self.action_spec.to_env(policy_action)
+        return action
+
+    def _as_batch(self, obs: Any) -> tuple[Obs, bool]:
+        spec = self.obs_spec
+        if spec.is_dict:
+            if not isinstance(obs, dict) or set(obs) != set(spec.leaves):
+                given = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+                raise ConfigError(
+                    f"the observation must be a dict with {sorted(spec.leaves)}; got {given}"
+                )
+            parts = {
+                key: _leaf_batch(obs[key], leaf.given_shape, key)
+                for key, leaf in spec.leaves.items()
+            }
+            singles = {single for _, single in parts.values()}
+            if len(singles) != 1:
+                raise ConfigError("some entries of the observation are batched and some are not")
+            return spec.cast({key: array for key, (array, _) in parts.items()}), singles.pop()
+        array, single = _leaf_batch(obs, spec.leaves[""].given_shape, "observation")
+        return spec.cast(array), single
+
+    def evaluate(
+        self,
+        num_episodes: int = 10,
+        *,
+        deterministic: bool = True,
+        seed: int | None = None,
+        env_fn: EnvFn | None = None,
+    ) -> EvalResult:
+        """Play whole episodes; ``seed`` picks them (unset: the run's own, unlike training's)."""
+        if num_episodes < 1:
+            raise ConfigError(f"'num_episodes' must be at least 1; got {num_episodes}")
+        env = make_eval_env(self.config, num_episodes, env_fn)
+        try:
+            episodes = stream_seed(self.config.seed if seed is None else seed, "evaluation")
+            sampling = None if deterministic else torch_stream(episodes, "evaluation_actions")
+            actor = self._spec.eval_actor(self.algorithm, self.device, sampling)
+            self.algorithm.module.eval()
+            return evaluate_actor(actor, env, num_episodes=num_episodes, seed=episodes)
+        finally:
+            env.close()
+
+
+def _leaf_batch(value: Any, shape: tuple[int, ...], name: str) -> tuple[Array, bool]:
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ConfigError(f"{name} holds a NaN or an infinity")
+    if array.shape == shape:
+        return array[None], True
+    if array.shape[1:] == shape and array.ndim == len(shape) + 1:
+        return array, False
+    raise ConfigError(
+        f"{name} has shape {array.shape}; expected {shape}, or (n, {', '.join(map(str, shape))})"
+        " for a batch"
+    )
+
+
+class RecurrentTrainedPolicy(TrainedPolicy):
+    """A policy that remembers: what it remembers goes in and comes out with every call."""
+
+    def predict(  # type: ignore[override]
+        self,
+        obs: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> Any:
+        """The action for one observation, or actions for a batch, and what is remembered now.
+
+        ``state`` is what the last call returned (None: nothing); where ``episode_start`` is true
+        it is forgotten first.
+        """
+        batch, single = self._as_batch(obs)
+        actor = self._greedy if deterministic else self._sampling
+        rows, size = len(tree_leaves(batch)[0]), self.algorithm.module.state_size
+        memory = np.zeros((rows, size), np.float32)
+        if state is not None:
+            given = np.asarray(state, np.float32)
+            expected = (size,) if single else (rows, size)
+            if given.shape != expected:
+                raise ConfigError(f"state has shape {given.shape}; expected {expected}")
+            memory += given
+        if episode_start is not None:
+            starts = np.asarray(episode_start, bool)
+            if starts.shape not in ((), (rows,)):
+                raise ConfigError(f"episode_start has shape {starts.shape}; expected ({rows},)")
+            memory[np.broadcast_to(starts, (rows,))] = 0.0
+        actor.memory.set(memory)
+        action = self._choose(actor, batch)
+        after = torch.as_tensor(actor.memory.state).cpu().numpy().copy()
+        return (action[0], after[0]) if single else (action, after)

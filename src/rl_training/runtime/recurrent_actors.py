@@ -1,0 +1,203 @@
+"""Actors that remember: the state of a recurrent policy lives here, a row per environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.models.action_heads import ActionHead
+from rl_training.models.recurrent.lstm import NumpyActor
+from rl_training.runtime.actors import BLOCK, NoiseBlock
+from rl_training.tree import tree_leaves, tree_map
+from rl_training.types import Array, Obs, Progress
+
+
+class RecurrentPolicy(Protocol):
+    """What these actors need of a model."""
+
+    head: ActionHead
+    state_size: int
+
+    def act(
+        self, obs: Any, state: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+        """Actions, next states, and what a rollout keeps besides."""
+        ...
+
+    def numpy_actor(self) -> NumpyActor | None:
+        """The same in NumPy, where the model can."""
+        ...
+
+
+class _Memory:
+    """Steps a recurrent policy, by the fastest way there is, and holds what it remembers.
+
+    ``state`` is replaced, never written into: whoever was handed it may keep it.
+    """
+
+    def __init__(self, model: RecurrentPolicy, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._numpy = model.numpy_actor()
+        self.state: Any = None
+
+    def refresh(self) -> None:
+        """Read again what is copied from the model: a Gaussian's deviation, a normaliser."""
+        self._numpy = self._model.numpy_actor()
+
+    def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
+        """Noise for a block of actions, where it will be used."""
+        noise = self._model.head.draw_noise(shape, generator)
+        return noise.numpy() if self._numpy is not None else noise.to(self._device)
+
+    def before(self, rows: int) -> Any:
+        """The state, all zeros at first."""
+        if self.state is None or len(self.state) != rows:
+            self.set(np.zeros((rows, self._model.state_size), np.float32))
+        return self.state
+
+    def set(self, state: Any) -> None:
+        """Remember this instead."""
+        tensor = torch.as_tensor(state, dtype=torch.float32)
+        self.state = tensor.cpu().numpy() if self._numpy is not None else tensor.to(self._device)
+
+    def forget(self, done: Array) -> None:
+        """Episodes ended where ``done``."""
+        if self.state is None:
+            return
+        if isinstance(self.state, Tensor):
+            keep = torch.from_numpy(~done).to(self._device)
+            self.state = torch.where(keep.unsqueeze(1), self.state, 0.0)
+        else:
+            self.state = np.where(done[:, None], np.float32(0), self.state)
+
+    @torch.no_grad()
+    def step(self, obs: Obs, noise: Any) -> tuple[Array, dict[str, Any]]:
+        """Actions, and the states before and after with what else a rollout keeps."""
+        before = self.before(len(tree_leaves(obs)[0]))
+        kept: dict[str, Any] = {}
+        actions: Any
+        if self._numpy is not None and not isinstance(obs, dict):
+            actions, self.state = self._numpy(obs, before, noise)
+        else:
+            shown: Any = tree_map(lambda leaf: torch.from_numpy(leaf).to(self._device), obs)
+            actions, self.state, record = self._model.act(shown, before, noise)
+            actions = actions.cpu().numpy()
+            kept = {**record, "obs": shown} if self._device.type != "cpu" else dict(record)
+        return actions, {**kept, "state": before, "next_state": self.state}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered."""
+        return {"state": None if self.state is None else torch.as_tensor(self.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember that again."""
+        self.state = None
+        if state["state"] is not None:
+            self.set(state["state"])
+
+
+class _RememberingActor:
+    """What the exploring actors share: noise and memory, both of which survive."""
+
+    _noise: NoiseBlock
+    memory: _Memory
+
+    def reset(self, done: Array) -> None:
+        """Forget what belongs to ended episodes."""
+        self.memory.forget(done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the noise stands, and the memory."""
+        return {"noise": self._noise.state_dict(), "memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand there again."""
+        self._noise.load_state_dict(state["noise"])
+        self.memory.load_state_dict(state["memory"])
+
+
+class RecurrentPolicyActor(_RememberingActor):
+    """Samples from a policy that does not change within a block, which is one rollout."""
+
+    def __init__(
+        self, model: RecurrentPolicy, block: int, generator: torch.Generator, device: torch.device
+    ) -> None:
+        self.memory = _Memory(model, device)
+        self._noise = NoiseBlock(block, generator, self._draw)
+
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
+        """Sample one action per environment."""
+        del progress
+        return self.memory.step(obs, self._noise.take(len(tree_leaves(obs)[0])))
+
+    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
+        self.memory.refresh()
+        return self.memory.noise(shape, generator)
+
+
+class RecurrentEpsilonGreedyActor(_RememberingActor):
+    """A random action with probability epsilon(progress), else the most valued one.
+
+    The network sees every observation either way: what it remembers depends on all of them.
+    """
+
+    def __init__(
+        self,
+        model: RecurrentPolicy,
+        epsilon: Callable[[Progress], float],
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> None:
+        numbers = 1 + model.head.param_size
+        self._epsilon = epsilon
+        self.memory = _Memory(model, device)
+        self._noise = NoiseBlock(
+            BLOCK,
+            generator,
+            lambda shape, source: torch.rand((*shape, numbers), generator=source).numpy(),
+        )
+
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
+        """Choose one action per row; the replay keeps the state before it."""
+        uniform = self._noise.take(len(tree_leaves(obs)[0]))
+        greedy, record = self.memory.step(obs, None)
+        random = uniform[:, 0] < self._epsilon(progress)
+        return np.where(random, uniform[:, 1:].argmax(-1), greedy), {"state": record["state"]}
+
+
+class RecurrentGreedyActor:
+    """Takes the most likely action, or samples with a stream of its own; for evaluation."""
+
+    def __init__(
+        self,
+        model: RecurrentPolicy,
+        device: torch.device,
+        sampling: torch.Generator | None = None,
+    ) -> None:
+        self.memory = _Memory(model, device)
+        self._sampling = sampling
+
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
+        """Choose one action per row."""
+        del progress
+        rows = len(tree_leaves(obs)[0])
+        noise = None
+        if self._sampling is not None:
+            noise = self.memory.noise((rows,), self._sampling)
+        return self.memory.step(obs, noise)
+
+    def reset(self, done: Array) -> None:
+        """Forget what belongs to ended episodes."""
+        self.memory.forget(done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing survives an evaluation."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to bring back."""

@@ -1,0 +1,90 @@
+"""RecurrentPPO on the shared runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_training.config import TrainConfig
+from rl_training.contrib.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
+from rl_training.data.recurrent_rollout_buffer import RecurrentRolloutBuffer
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.models.recurrent.lstm_actor_critic import LSTMActorCritic
+from rl_training.runtime.actors import Actor
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.on_policy import OnPolicyTrainer
+from rl_training.runtime.policy import RecurrentTrainedPolicy
+from rl_training.runtime.recurrent_actors import RecurrentGreedyActor, RecurrentPolicyActor
+from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
+from rl_training.runtime.trainer import Setup, TrainResult
+from rl_training.seeding import torch_stream
+from rl_training.types import ActionSpec, ObsSpec
+
+
+class RecurrentPPOTrainer(OnPolicyTrainer):
+    """The on-policy loop over a rollout of sequences."""
+
+    def make_buffer(self, setup: Setup) -> RolloutBuffer:
+        """Storage for one rollout."""
+        length = setup.config.algo_kwargs.sequence_length
+        return self.fill_in(RecurrentRolloutBuffer, setup, sequence_length=length)
+
+
+def build_recurrent_ppo(
+    config: TrainConfig[RecurrentPPOConfig],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+) -> RecurrentPPO:
+    """RecurrentPPO and its model, at the start of the config's random streams."""
+    knobs = config.algo_kwargs
+    model = LSTMActorCritic(
+        obs_spec,
+        action_spec,
+        lstm_size=knobs.lstm_size,
+        shared_lstm=knobs.shared_lstm,
+        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
+        activation=knobs.activation,
+        log_std_init=knobs.log_std_init,
+        encoder=encoder_config(config, orthogonal=True),
+        normalize_obs=config.normalize_obs,
+        clip_obs=config.clip_obs,
+    ).to(device)
+    return RecurrentPPO(model, knobs, generator=torch_stream(config.seed, "minibatches"))
+
+
+def _actor(
+    algorithm: RecurrentPPO, config: TrainConfig[RecurrentPPOConfig], device: torch.device
+) -> Actor:
+    model: Any = algorithm.model
+    generator = torch_stream(config.seed, "actions")
+    return RecurrentPolicyActor(model, config.algo_kwargs.num_steps, generator, device)
+
+
+def _eval_actor(
+    algorithm: RecurrentPPO, device: torch.device, sampling: torch.Generator | None
+) -> Actor:
+    model: Any = algorithm.model
+    return RecurrentGreedyActor(model, device, sampling)
+
+
+SPEC = AlgorithmSpec(
+    name="recurrent_ppo",
+    config=RecurrentPPOConfig,
+    build=build_recurrent_ppo,
+    actor=_actor,
+    eval_actor=_eval_actor,
+    trainer=RecurrentPPOTrainer,
+    policy=RecurrentTrainedPolicy,
+)
+
+
+def train_recurrent_ppo(
+    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
+) -> TrainResult:
+    """Train RecurrentPPO; ``overrides`` replace config fields and its knobs by name."""
+    from rl_training.experiment.manager import train_as
+
+    return train_as("recurrent_ppo", config, callbacks=callbacks, **overrides)

@@ -1,0 +1,216 @@
+"""The replay of sequences against a model that keeps every transition whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_training.checkpointing import to_storable
+from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
+from rl_training.types import VectorStep
+from test_replay_buffer import ACTION, GAMMA, OBS
+
+STATE = 2
+
+
+class World:
+    """Episodes of unique observations, whose states are the number of steps in the episode."""
+
+    def __init__(self, num_envs: int, seed: int, next_step: bool = False) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.num_envs = num_envs
+        self.next_step = next_step
+        self.count = 0
+        self.obs = self.fresh()
+        self.age = np.zeros(num_envs, np.int64)
+        self.pending = np.zeros(num_envs, bool)
+        self.rows: list[list[dict[str, Any]]] = [[] for _ in range(num_envs)]
+
+    def fresh(self) -> Any:
+        start = self.count
+        self.count += self.num_envs
+        return np.array([[start + i, -(start + i)] for i in range(self.num_envs)], np.float32)
+
+    def step(self, buffer: RecurrentReplayBuffer) -> None:
+        action = self.rng.integers(5, size=self.num_envs)
+        reward = self.rng.normal(size=self.num_envs).astype(np.float32)
+        fate = self.rng.random(self.num_envs)
+        valid = ~self.pending
+        terminated, truncated = (fate < 0.08) & valid, (fate > 0.92) & valid
+        final, done = self.fresh(), terminated | truncated
+        following = final if self.next_step else np.where(done[:, None], self.fresh(), final)
+        state = np.repeat(self.age[:, None], STATE, 1).astype(np.float32)
+        step = VectorStep(following, final, reward, terminated, truncated, valid, ())
+        buffer.add(self.obs, action, {"state": state}, step)
+        for i in range(self.num_envs):
+            self.rows[i].append(
+                {
+                    "obs": self.obs[i],
+                    "action": int(action[i]),
+                    "reward": float(reward[i]),
+                    "discount": 0.0 if terminated[i] else GAMMA,
+                    "next": final[i],
+                    "age": int(self.age[i]),
+                    "ends": bool(done[i] | ~valid[i]),
+                    "valid": bool(valid[i]),
+                }
+            )
+        self.age = np.where(done | ~valid, 0, self.age + 1)
+        self.pending = done if self.next_step else np.zeros(self.num_envs, bool)
+        self.obs = following
+
+    def sequences(self, length: int, kept: int) -> dict[float, list[dict[str, Any]]]:
+        """By their first observation, those that begin among the last ``kept`` rows."""
+        found: dict[float, list[dict[str, Any]]] = {}
+        for rows in self.rows:
+            current: list[dict[str, Any]] = []
+            for t, row in enumerate(rows):
+                current.append(row)
+                if row["ends"] or (t + 1) % length == 0 or t == len(rows) - 1:
+                    if t - len(current) + 1 >= len(rows) - kept and row["valid"]:
+                        found[float(current[0]["obs"][0])] = current
+                    current = []
+        return found
+
+
+def make(capacity: int, num_envs: int, length: int, burn_in: int = 0) -> RecurrentReplayBuffer:
+    return RecurrentReplayBuffer(
+        capacity,
+        num_envs,
+        OBS,
+        ACTION,
+        sequence_length=length,
+        state_size=STATE,
+        burn_in=burn_in,
+        gamma=GAMMA,
+    )
+
+
+def check_column(
+    batch: dict[str, Any], b: int, rows: list[dict[str, Any]], burn_in: int = 0
+) -> None:
+    """One drawn sequence is the recorded one, padded."""
+    length, mask = len(rows), batch["mask"][:, b].tolist()
+    unlearnt = 0 if rows[0]["age"] == 0 else min(burn_in, length)
+    counted = [0.0] * unlearnt + [1.0] * (length - unlearnt)
+    assert mask == counted + [0.0] * (len(mask) - length)
+    for t, row in enumerate(rows):
+        assert batch["obs"][t, b].tolist() == row["obs"].tolist()
+        assert batch["obs"][t + 1, b].tolist() == row["next"].tolist()
+        assert int(batch["actions"][t, b]) == row["action"]
+        assert float(batch["rewards"][t, b]) == row["reward"]
+        assert float(batch["discounts"][t, b]) == pytest.approx(row["discount"])
+    assert batch["state"][b].tolist() == [float(rows[0]["age"])] * STATE
+    starts = batch["episode_starts"][:, b].tolist()
+    assert starts == [rows[0]["age"] == 0] + [False] * (len(mask) - 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.integers(5, 20),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_drawn_sequence_is_one_that_happened(
+    length: int, num_envs: int, steps: int, rows: int, next_step: bool, seed: int
+) -> None:
+    burn_in = seed % length
+    world = World(num_envs, seed, next_step)
+    buffer = make(rows * num_envs, num_envs, length, burn_in)
+    for _ in range(steps):
+        world.step(buffer)
+    true = world.sequences(length, min(rows, steps))
+    if not true:
+        return
+    batch = buffer.sample(50, torch.Generator().manual_seed(seed))
+    assert batch["obs"].shape == (length + 1, 50, 2)
+    assert batch["actions"].shape == batch["mask"].shape == (length, 50)
+    for b in range(50):
+        check_column(batch, b, true[float(batch["obs"][0, b, 0])], burn_in)
+
+
+def test_transitions_are_drawn_alike_often() -> None:
+    world, buffer = World(2, 3), make(200, 2, 4)
+    for _ in range(100):
+        world.step(buffer)
+    true = world.sequences(4, 100)
+    firsts = [
+        float(first)
+        for seed in range(40)
+        for first in buffer.sample(500, torch.Generator().manual_seed(seed))["obs"][0, :, 0]
+    ]
+    counts = {first: firsts.count(first) for first in true}
+    total = sum(len(rows) for rows in true.values())
+    for first, rows in true.items():
+        expected = len(firsts) * len(rows) / total
+        assert abs(counts[first] - expected) < 6 * expected**0.5
+
+
+def test_a_growing_sequence_is_not_continued_by_the_oldest_rows() -> None:
+    buffer = make(7, 1, 4)
+    for t in range(9):
+        obs, following = np.full((1, 2), t, np.float32), np.full((1, 2), t + 1, np.float32)
+        never, always = np.zeros(1, bool), np.ones(1, bool)
+        step = VectorStep(following, following, np.full(1, float(t)), never, never, always, ())
+        buffer.add(obs, np.zeros(1, np.int64), {"state": np.full((1, STATE), float(t))}, step)
+    batch = buffer.sample(100, torch.Generator().manual_seed(0))
+    newest = (batch["obs"][0, :, 0] == 8).nonzero().flatten()[0]
+    assert batch["mask"][:, newest].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert batch["obs"][:, newest, 0].tolist() == [8.0, 9.0, 9.0, 9.0, 9.0]
+    assert batch["state"][newest].tolist() == [8.0] * STATE
+
+
+@pytest.mark.parametrize("steps", [10, 60])
+def test_state_goes_through_a_checkpoint_and_continues_alike(steps: int) -> None:
+    world, buffer = World(2, 5), make(60, 2, 4)
+    for _ in range(steps):
+        world.step(buffer)
+    saved = to_storable(buffer.ring_state())
+    chunks = [to_storable(buffer.chunk_state(i)) for i in range(buffer.num_chunks)]
+    other = make(60, 2, 4)
+    for _ in range(7):  # what it held before is gone
+        World(2, 9).step(other)
+    other.load_ring_state(saved)
+    for index, chunk in enumerate(chunks):
+        other.load_chunk(index, chunk)
+    other.go_on_from(world.obs)
+    twin_rng = np.random.default_rng()
+    twin_rng.bit_generator.state = world.rng.bit_generator.state
+    for replay in (buffer, other):
+        assert len(replay) == len(buffer)
+    for _ in range(25):
+        world.step(buffer)
+        row = [rows[-1] for rows in world.rows]
+        step = VectorStep(
+            world.obs,
+            np.stack([r["next"] for r in row]),
+            np.array([r["reward"] for r in row]),
+            np.array([r["discount"] == 0 for r in row]),
+            np.array([r["ends"] and r["discount"] > 0 for r in row]),
+            np.array([r["valid"] for r in row]),
+            (),
+        )
+        state = np.array([[r["age"]] * STATE for r in row], np.float32)
+        actions = np.array([r["action"] for r in row])
+        other.add(np.stack([r["obs"] for r in row]), actions, {"state": state}, step)
+        here = buffer.sample(20, torch.Generator().manual_seed(1))
+        there = other.sample(20, torch.Generator().manual_seed(1))
+        for key in here:
+            assert np.array_equal(here[key], there[key]), key
+
+
+def test_memory_is_counted() -> None:
+    each = RecurrentReplayBuffer.bytes_per_step(OBS, ACTION, sequence_length=4, state_size=STATE)
+    assert each == 8 + 8 + 9 + 4 + 2
+    world, buffer = World(2, 7), make(4000, 2, 4)
+    for _ in range(2000):
+        world.step(buffer)
+    assert buffer.nbytes < 4000 * each * 1.4
