@@ -75,13 +75,19 @@ def time_training(
 
 
 SB3, EAGER, COMPILE = "Stable-Baselines3", "ours: eager", "ours: compile"
+MODES = {EAGER: "eager", COMPILE: "compile"}
 Run = Callable[..., dict[str, Any]]
 
 
 def compare_with_sb3(
-    script: str, title: str | None, where: Mapping[str, str], run_sb3: Run, run_ours: Run
+    script: str,
+    title: str | None,
+    where: Mapping[str, str],
+    run_sb3: Run,
+    run_ours: Run,
+    modes: Iterable[str] = tuple(MODES),
 ) -> None:
-    """The command line of a comparison: every algorithm of ``where``, the peer and both modes."""
+    """The command line of a comparison: every algorithm of ``where``, the peer and our modes."""
     parser = argparse.ArgumentParser(description=(title or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=where, default=list(where))
@@ -89,11 +95,10 @@ def compare_with_sb3(
     args = parser.parse_args()
     if args.child:
         algo, name = args.child.split(" ", 1)
-        modes = {EAGER: "eager", COMPILE: "compile"}
-        print(json.dumps(run_sb3(algo) if name == SB3 else run_ours(algo, modes[name])))
+        print(json.dumps(run_sb3(algo) if name == SB3 else run_ours(algo, MODES[name])))
         return
     for algo in args.only:
-        names = [f"{algo} {contender}" for contender in (SB3, EAGER, COMPILE)]
+        names = [f"{algo} {contender}" for contender in (SB3, *modes)]
         found = medians(measure_rounds(script, names, args.rounds))
         print(f"\n{algo} on {where[algo]}, {os.cpu_count()} cores, median of {args.rounds}")
         for name, rate in found.items():

@@ -6,6 +6,7 @@ A figure is of the final policy: deterministic, 20 whole episodes on seeds of th
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,11 @@ EVALUATION_SEED = 20_000
 pytestmark = pytest.mark.learn
 
 
-def final_returns(preset: str, folder: Path) -> list[float]:
+def final_returns(preset: str, folder: Path, **overrides: Any) -> list[float]:
     returns = []
     for seed in SEEDS:
         config = config_from_file(preset).with_overrides(
-            seed=seed, output_dir=folder, progress=False, eval_episodes=0
+            seed=seed, output_dir=folder, progress=False, eval_episodes=0, **overrides
         )
         run = ExperimentManager.setup(config).train()
         result = evaluate_checkpoint(run.run_dir, num_episodes=20, seed=EVALUATION_SEED + seed)
@@ -52,3 +53,27 @@ def test_ppo_pendulum(tmp_path: Path) -> None:
 def test_pendulum(algo: str, tmp_path: Path) -> None:
     returns = final_returns(f"{algo}/pendulum", tmp_path)
     assert sum(returns) / len(returns) >= -170
+
+
+def test_recurrent_ppo_cartpole_without_velocities(tmp_path: Path) -> None:
+    returns = final_returns("recurrent_ppo/cartpole_no_velocity", tmp_path)
+    assert sum(returns) / len(returns) >= 475
+
+
+def test_recurrent_ppo_pendulum_without_velocities(tmp_path: Path) -> None:
+    returns = final_returns("recurrent_ppo/pendulum_no_velocity", tmp_path)
+    assert sum(returns) / len(returns) >= -300
+
+
+def test_drqn_cartpole_without_velocities(tmp_path: Path) -> None:
+    returns = final_returns("drqn/cartpole_masked", tmp_path)
+    assert sum(returns) / len(returns) >= 300
+
+
+@pytest.mark.parametrize(
+    ("preset", "steps"), [("ppo/cartpole", 100_000), ("dqn/cartpole", 150_000)]
+)
+def test_without_memory_velocities_are_missed(preset: str, steps: int, tmp_path: Path) -> None:
+    hidden = ("rl_training.envs.wrappers:HideVelocities",)
+    returns = final_returns(preset, tmp_path, wrappers=hidden, total_timesteps=steps)
+    assert max(returns) < 200
