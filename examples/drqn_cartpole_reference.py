@@ -53,8 +53,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--report-interval", type=int, default=1000, help="steps between lines of progress")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     args = parser.parse_args(argv)
-    if args.buffer_size < args.num_envs * args.sequence_length:
-        parser.error("--buffer-size must hold a sequence of every environment")
+    if args.buffer_size < 2 * args.num_envs * args.sequence_length:
+        parser.error("--buffer-size must hold two sequences of every environment")
     return args
 
 
@@ -144,6 +144,10 @@ class Transitions:
     def __len__(self) -> int:
         return len(self.actions)
 
+    def unlearnt(self, burn_in: int) -> int:
+        """First steps that only refresh the state, which an older network remembered."""
+        return 0 if self.begins_episode else min(burn_in, len(self))
+
 
 class Replay:
     """Sequences of every environment, those still growing too, the oldest first."""
@@ -153,7 +157,8 @@ class Replay:
         self.sequence_length = sequence_length
         self.kept: list[deque[Transitions]] = [deque() for _ in range(num_envs)]
         self.growing: list[Transitions | None] = [None] * num_envs
-        self.steps = [0] * num_envs
+        self.room = [0] * num_envs
+        self.episodes = [0] * num_envs
         self.between_episodes = [True] * num_envs
 
     def add(
@@ -172,15 +177,18 @@ class Replay:
         sequence = self.growing[env]
         if sequence is None:
             sequence = Transitions(state, obs, self.between_episodes[env])
+            self.room[env] = self.sequence_length
+            if sequence.begins_episode:
+                # So that the cuts, and the burn-in after them, fall anywhere in an episode.
+                self.room[env] -= self.episodes[env] % self.sequence_length
+                self.episodes[env] += 1
             self.kept[env].append(sequence)
         sequence.actions.append(action)
         sequence.rewards.append(reward)
         sequence.obs.append(torch.as_tensor(next_obs))
         sequence.terminated = terminated
-        self.steps[env] += 1
         self.between_episodes[env] = terminated or truncated
-        # By the environment's own clock, so that the cuts fall anywhere in an episode.
-        complete = self.steps[env] % self.sequence_length == 0 or self.between_episodes[env]
+        complete = len(sequence) == self.room[env] or self.between_episodes[env]
         self.growing[env] = None if complete else sequence
         while sum(map(len, self.kept[env])) > self.capacity_each:
             self.kept[env].popleft()
@@ -189,11 +197,11 @@ class Replay:
         """All of them, environment by environment."""
         return [sequence for sequences in self.kept for sequence in sequences]
 
-    def sample(self, count: int) -> list[Transitions]:
-        """Draw with replacement, a sequence as likely as it is long: no transition is favoured."""
+    def sample(self, count: int, burn_in: int) -> list[Transitions]:
+        """Draw with replacement, so that no step that is learnt from is favoured."""
         sequences = self.sequences()
-        lengths = torch.tensor([float(len(sequence)) for sequence in sequences])
-        return [sequences[i] for i in torch.multinomial(lengths, count, replacement=True)]
+        steps = torch.tensor([float(len(one) - one.unlearnt(burn_in)) for one in sequences])
+        return [sequences[i] for i in torch.multinomial(steps, count, replacement=True)]
 
 
 class Collector:
@@ -293,8 +301,7 @@ def drqn_update(
         actions = torch.tensor([sequence.actions[t] for sequence in going])
         q_values.append(online[t][rows, actions])
         errors.append(q_values[-1] - (rewards + args.gamma * goes_on * following))
-        # The state was remembered by an older network: at first it is only brought up to date.
-        counted = torch.tensor([t >= args.burn_in or one.begins_episode for one in going])
+        counted = torch.tensor([t >= one.unlearnt(args.burn_in) for one in going])
         q_values[-1], errors[-1] = q_values[-1][counted], errors[-1][counted]
 
     # Squares, for the mean of targets that differ by what is hidden; Huber's would be the median.
@@ -352,7 +359,9 @@ def main(argv: Sequence[str] | None = None) -> float:
                 rate = args.learning_rate * max(0.0, 1 - step / args.total_timesteps)
                 optimizer.param_groups[0]["lr"] = rate
             for _ in range(args.gradient_steps):
-                losses = drqn_update(networks, optimizer, replay.sample(args.batch_size), args)
+                losses = drqn_update(
+                    networks, optimizer, replay.sample(args.batch_size, args.burn_in), args
+                )
         if crosses(before, step, args.target_update_interval):
             copy_target(networks)
 

@@ -146,10 +146,8 @@ def test_an_update_moves_the_network_and_not_its_target() -> None:
         ({"hidden_sizes": []}, "hidden_sizes' must be one width or more"),
         ({"encoder": "a:B"}, "encoder' must be unset"),
         ({"replay_device": "accelerator"}, "replay_device' must be cpu"),
-        (
-            {"buffer_size": 31},
-            r"buffer_size' must be at least num_envs \* sequence_length = 2 \* 16",
-        ),
+        ({"buffer_size": 63}, r"buffer_size' must be at least .* = 2 \* 2 \* 16"),
+        ({"n_step": 17}, "n_step' must be at most sequence_length = 16"),
         ({"acceleration": "compile"}, "'acceleration' must be eager for drqn"),
         ({"normalize_obs": True}, "'normalize_obs' does not go with replay"),
     ],

@@ -20,6 +20,7 @@ from rl_training.envs.wrappers import HideVelocities
 from rl_training.errors import ConfigError
 from rl_training.eval import evaluate_actor, make_eval_env
 from rl_training.experiment.manager import ExperimentManager
+from rl_training.runtime.collector import Collector
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, resume_training
 from state_compare import assert_same_run
@@ -86,6 +87,22 @@ def test_it_resumes_exactly_in_the_middle_of_an_episode(
     assert memory.abs().sum() > 0  # there is something to remember at the stop
     resume_training(part.run_dir)
     assert_same_run(whole.run_dir, part.run_dir)
+
+
+@BOTH
+def test_what_is_remembered_is_forgotten_where_environments_cannot_be_brought_back(
+    algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = ExperimentManager.setup(make_config(algo=algo)).train()
+    trainer: Any = ExperimentManager.resume(result.run_dir)
+    assert trainer.collector.actor.memory.state.any()
+    trainer.close()
+    real = Collector.load_state_dict
+    monkeypatch.setattr(Collector, "load_state_dict", lambda *args: real(*args) and False)
+    with pytest.warns(UserWarning, match="this resume is approximate"):
+        trainer = ExperimentManager.resume(result.run_dir)
+    assert not trainer.collector.actor.memory.state.any()
+    trainer.close()
 
 
 @BOTH
@@ -169,6 +186,11 @@ def test_predict_refuses_what_does_not_fit(make_config: MakeConfig) -> None:
     obs = np.zeros((2, 4), np.float32)
     with pytest.raises(ConfigError, match=r"state has shape \(3,\); expected \(2, 64\)"):
         model.predict(obs, np.zeros(3))
+    for wrong in ("abc", [[1.0], [2.0, 3.0]]):
+        with pytest.raises(ConfigError, match="state must be numbers"):
+            model.predict(obs, wrong)
+    with pytest.raises(ConfigError, match="state holds a NaN"):
+        model.predict(obs, np.full((2, 64), np.nan))
     with pytest.raises(ConfigError, match=r"episode_start has shape \(3,\); expected \(2,\)"):
         model.predict(obs, None, np.zeros(3, bool))
 

@@ -60,6 +60,10 @@ def test_sequences_without_a_mask_are_refused() -> None:
         ({"sequence_length": 48}, "sequence_length' must be a divisor of num_steps = 128"),
         ({"sequence_length": 256}, "sequence_length' must be a divisor of num_steps = 128"),
         ({"num_minibatches": 5}, r"num_minibatches' must be a divisor .* = 2 \* 128 / 32 = 8"),
+        (
+            {"num_steps": 2, "sequence_length": 1, "num_minibatches": 4},
+            "num_minibatches' must be below 4",
+        ),
         ({"acceleration": "compile"}, "'acceleration' must be eager for recurrent_ppo"),
     ],
 )

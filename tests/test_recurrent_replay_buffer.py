@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rl_training.checkpointing import to_storable
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
+from rl_training.errors import ConfigError
 from rl_training.types import VectorStep
 from test_replay_buffer import ACTION, GAMMA, OBS
 
@@ -64,15 +65,22 @@ class World:
         self.pending = done if self.next_step else np.zeros(self.num_envs, bool)
         self.obs = following
 
-    def sequences(self, length: int, kept: int) -> dict[float, list[dict[str, Any]]]:
-        """By their first observation, those that begin among the last ``kept`` rows."""
+    def sequences(self, length: int, kept: int, burn_in: int = 0) -> dict[float, Any]:
+        """By their first observation, those still whole that something is learnt from."""
         found: dict[float, list[dict[str, Any]]] = {}
         for rows in self.rows:
             current: list[dict[str, Any]] = []
+            episodes = room = 0
             for t, row in enumerate(rows):
+                if not current:
+                    begins = row["age"] == 0
+                    room = length - (episodes % length if begins else 0)
+                    episodes += begins
                 current.append(row)
-                if row["ends"] or (t + 1) % length == 0 or t == len(rows) - 1:
-                    if t - len(current) + 1 >= len(rows) - kept and row["valid"]:
+                if row["ends"] or len(current) == room or t == len(rows) - 1:
+                    unlearnt = 0 if current[0]["age"] == 0 else burn_in
+                    whole = t - len(current) + 1 >= len(rows) - kept
+                    if whole and row["valid"] and len(current) > unlearnt:
                         found[float(current[0]["obs"][0])] = current
                     current = []
         return found
@@ -115,7 +123,7 @@ def check_column(
     st.integers(1, 5),
     st.integers(1, 3),
     st.integers(1, 40),
-    st.integers(5, 20),
+    st.integers(10, 20),
     st.booleans(),
     st.integers(0, 2**32 - 1),
 )
@@ -127,8 +135,10 @@ def test_every_drawn_sequence_is_one_that_happened(
     buffer = make(rows * num_envs, num_envs, length, burn_in)
     for _ in range(steps):
         world.step(buffer)
-    true = world.sequences(length, min(rows, steps))
+    true = world.sequences(length, min(rows, steps), burn_in)
     if not true:
+        with pytest.raises(ValueError, match="holds nothing to sample"):
+            buffer.sample(1, torch.Generator())
         return
     batch = buffer.sample(50, torch.Generator().manual_seed(seed))
     assert batch["obs"].shape == (length + 1, 50, 2)
@@ -155,16 +165,16 @@ def test_transitions_are_drawn_alike_often() -> None:
 
 
 def test_a_growing_sequence_is_not_continued_by_the_oldest_rows() -> None:
-    buffer = make(7, 1, 4)
-    for t in range(9):
+    buffer = make(8, 1, 4)
+    for t in range(10):
         obs, following = np.full((1, 2), t, np.float32), np.full((1, 2), t + 1, np.float32)
         never, always = np.zeros(1, bool), np.ones(1, bool)
         step = VectorStep(following, following, np.full(1, float(t)), never, never, always, ())
         buffer.add(obs, np.zeros(1, np.int64), {"state": np.full((1, STATE), float(t))}, step)
     batch = buffer.sample(100, torch.Generator().manual_seed(0))
     newest = (batch["obs"][0, :, 0] == 8).nonzero().flatten()[0]
-    assert batch["mask"][:, newest].tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert batch["obs"][:, newest, 0].tolist() == [8.0, 9.0, 9.0, 9.0, 9.0]
+    assert batch["mask"][:, newest].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert batch["obs"][:, newest, 0].tolist() == [8.0, 9.0, 10.0, 10.0, 10.0]
     assert batch["state"][newest].tolist() == [8.0] * STATE
 
 
@@ -209,8 +219,53 @@ def test_state_goes_through_a_checkpoint_and_continues_alike(steps: int) -> None
 
 def test_memory_is_counted() -> None:
     each = RecurrentReplayBuffer.bytes_per_step(OBS, ACTION, sequence_length=4, state_size=STATE)
-    assert each == 8 + 8 + 9 + 4 + 2
+    assert each == 8 + 8 + 9 + 4 + 54
     world, buffer = World(2, 7), make(4000, 2, 4)
     for _ in range(2000):
         world.step(buffer)
-    assert buffer.nbytes < 4000 * each * 1.4
+    assert 0.5 * 4000 * each < buffer.nbytes < 1.2 * 4000 * each
+
+
+@pytest.mark.parametrize(("episode", "length", "burn_in"), [(32, 16, 4), (40, 8, 4), (20, 5, 4)])
+def test_every_step_of_episodes_of_one_length_is_learnt_from(
+    episode: int, length: int, burn_in: int
+) -> None:
+    buffer = make(4000, 1, length, burn_in)
+    never, always, nothing = np.zeros(1, bool), np.ones(1, bool), np.zeros(1)
+    for t in range(3000):
+        age = t % episode
+        obs = np.full((1, 2), age, np.float32)
+        step = VectorStep(
+            obs + 1, obs + 1, nothing, never, np.full(1, age == episode - 1), always, ()
+        )
+        buffer.add(obs, np.zeros(1, np.int64), {"state": np.full((1, STATE), float(age))}, step)
+    batch = buffer.sample(4000, torch.Generator().manual_seed(0))
+    learnt = batch["obs"][:-1, :, 0][batch["mask"] > 0]
+    assert set(learnt.tolist()) == set(map(float, range(episode)))
+    assert (batch["mask"].sum(0) > 0).all()
+
+
+def test_a_replay_that_begins_in_mid_episode_keeps_what_is_remembered() -> None:
+    buffer = make(100, 1, 4)
+    obs, never, always = np.zeros((1, 2), np.float32), np.zeros(1, bool), np.ones(1, bool)
+    step = VectorStep(obs, obs, np.zeros(1), never, never, always, ())
+    buffer.add(obs, np.zeros(1, np.int64), {"state": np.full((1, STATE), 7.0)}, step)
+    batch = buffer.sample(3, torch.Generator())
+    assert batch["state"].tolist() == [[7.0] * STATE] * 3
+    assert not batch["episode_starts"].any()
+
+
+def test_an_inexact_resume_joins_no_episodes_however_alike() -> None:
+    buffer = make(100, 1, 4)
+    obs, never, always = np.zeros((1, 2), np.float32), np.zeros(1, bool), np.ones(1, bool)
+    step = VectorStep(obs, obs, np.zeros(1), never, never, always, ())
+    for row, exact in enumerate((True, False)):
+        buffer.add(obs, np.zeros(1, np.int64), {"state": np.zeros((1, STATE))}, step)
+        buffer.go_on_from(obs, exact=exact)
+        assert buffer.episode_goes_on(row).tolist() == [exact]
+
+
+def test_impossible_shapes_are_refused() -> None:
+    for capacity, length, burn_in in ((100, 0, 0), (100, 4, 4), (100, 4, -1), (7, 4, 0)):
+        with pytest.raises(ConfigError, match="sequences"):
+            make(capacity, 1, length, burn_in)

@@ -29,7 +29,7 @@ class DRQNConfig(QLearningConfig):
     sequence_length: int = 16
     """Most steps of a sequence: as far as gradients flow back. None goes on after an episode."""
     burn_in: int = 4
-    """First steps of a sequence that only refresh the memory; none where an episode begins."""
+    """First steps of a sequence within an episode, seen to refresh its memory but not learnt."""
     lstm_size: int = 64
     """Cells of the LSTM."""
     hidden_sizes: tuple[int, ...] | None = None
@@ -43,6 +43,8 @@ class DRQNConfig(QLearningConfig):
         self._require(
             in_sequence, "burn_in", f"0 to sequence_length - 1 = {self.sequence_length - 1}"
         )
+        few = 1 <= self.n_step <= self.sequence_length
+        self._require(few, "n_step", f"at most sequence_length = {self.sequence_length}")
         self._require(self.hidden_sizes != (), "hidden_sizes", "one width or more")
         self._require(self.encoder is None, "encoder", "unset: drqn sees vectors as they are")
         on_host = self.replay_device == "cpu"
@@ -53,9 +55,9 @@ class DRQNConfig(QLearningConfig):
         super().check_run(run)
         require_stepwise("drqn", run)
         self._require(
-            self.buffer_size >= run.num_envs * self.sequence_length,
+            self.buffer_size >= 2 * run.num_envs * self.sequence_length,
             "buffer_size",
-            f"at least num_envs * sequence_length = {run.num_envs} * {self.sequence_length}",
+            f"at least 2 num_envs sequence_length = 2 * {run.num_envs} * {self.sequence_length}",
         )
 
 

@@ -49,6 +49,9 @@ class RecurrentPPOConfig(PPOConfig):
             f" {run.num_envs} * {self.num_steps} / {self.sequence_length} = {sequences}",
             self.num_minibatches,
         )
+        steps = run.num_envs * self.num_steps
+        several = steps > self.num_minibatches
+        require(several, "algo_kwargs.num_minibatches", f"below {steps}", self.num_minibatches)
 
 
 def recurrent_ppo_loss(minibatch: Mapping[str, Any], **coefficients: Any) -> dict[str, Tensor]:

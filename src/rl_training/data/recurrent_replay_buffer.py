@@ -11,8 +11,12 @@ from torch import Tensor
 
 from rl_training.data.obs_store import own_array
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.errors import ConfigError
 from rl_training.tree import tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
+
+_PER_STATE = 208
+"""Bytes that Python takes for a stored state besides its numbers."""
 
 
 class RecurrentReplayBuffer(ReplayBuffer):
@@ -23,7 +27,9 @@ class RecurrentReplayBuffer(ReplayBuffer):
     What was remembered where a sequence begins is stored with it, except at the start of an
     episode, where that is nothing. It was remembered by an older network: the first ``burn_in``
     steps of a sequence within an episode are there to bring it up to date, and have ``mask`` 0
-    (both as in R2D2, Kapturowski et al. 2019).
+    (both after R2D2, Kapturowski et al. 2019; gradients flow through them all the same). So that
+    no part of episodes is always burn-in, the first sequence of an environment's k-th episode is
+    k mod ``sequence_length`` steps shorter.
     """
 
     def __init__(
@@ -38,11 +44,20 @@ class RecurrentReplayBuffer(ReplayBuffer):
         burn_in: int = 0,
         gamma: float = 0.99,
     ) -> None:
+        if sequence_length < 1 or not 0 <= burn_in < sequence_length:
+            raise ConfigError(f"no sequences of {sequence_length} steps, {burn_in} of them burn-in")
+        if capacity < 2 * sequence_length * num_envs:
+            raise ConfigError(
+                f"a replay of {capacity} transitions cannot hold two sequences of"
+                f" {sequence_length} steps of {num_envs} environments"
+            )
         super().__init__(capacity, num_envs, obs_spec, action_spec, gamma=gamma)
         self.sequence_length = sequence_length
         self.state_size = state_size
         self.burn_in = burn_in
-        self._rows_added = 0
+        self._left = np.zeros(num_envs, np.int64)
+        """Steps that each environment's sequence may still grow by."""
+        self._episodes = np.zeros(num_envs, np.int64)
         self._offsets = np.zeros((self._ring, num_envs), np.int32)
         """How far into its sequence each transition is."""
         self._states: dict[int, Array] = {}
@@ -54,41 +69,43 @@ class RecurrentReplayBuffer(ReplayBuffer):
     ) -> int:
         """What one transition costs: as elsewhere, four bytes, and its share of a state."""
         plain = ReplayBuffer.bytes_per_transition(obs_spec, action_spec)
-        return plain + 4 + -(-4 * state_size // sequence_length)
+        return plain + 4 + -(-(4 * state_size + _PER_STATE) // sequence_length)
 
     @property
     def nbytes(self) -> int:
         """Bytes taken now."""
-        return super().nbytes + self._offsets.nbytes + sum(s.nbytes for s in self._states.values())
+        states = len(self._states) * (4 * self.state_size + _PER_STATE)
+        return super().nbytes + self._offsets.nbytes + states
 
     def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
         """Append one step of every environment; ``record`` holds the states before it."""
         t, before = self._head, (self._head - 1) % self._ring
         remaining = dict(record)
         state = remaining.pop("state")
-        # All sequences are cut at the same rows: where that is in an episode differs, so that no
-        # part of episodes is always burn-in.
-        is_cut = self._rows_added % self.sequence_length == 0
-        self._rows_added += 1
-        in_episode = np.zeros(self.num_envs, bool)
-        if self._filled:
-            in_episode = self.episode_goes_on(before)
-        self._offsets[t] = 0 if is_cut else np.where(in_episode, self._offsets[before] + 1, 0)
+        # A replay that begins anew may begin in the middle of an episode.
+        known = torch.as_tensor(state).cpu().numpy()
+        in_episode = self.episode_goes_on(before) if self._filled else known.any(1)
+        grows = in_episode & (self._left > 0) & (self._filled > 0)
+        self._offsets[t] = np.where(grows, self._offsets[before] + 1, 0)
+        shorter = np.where(in_episode, 0, self._episodes % self.sequence_length)
+        self._left = np.where(grows, self._left, self.sequence_length - shorter) - 1
+        self._episodes += ~in_episode
+        first_cell = t * self.num_envs
         for env in range(self.num_envs):
-            self._states.pop(t * self.num_envs + env, None)
-        for env in np.flatnonzero(in_episode).tolist() if is_cut else ():
-            held = torch.as_tensor(state[env]).cpu().numpy()
-            self._states[t * self.num_envs + env] = held.astype(np.float32)
+            self._states.pop(first_cell + env, None)
+        for env in np.flatnonzero(in_episode & ~grows).tolist():
+            self._states[first_cell + env] = known[env].astype(np.float32)
         super().add(obs, action, remaining, step)
 
     def sample(
         self, batch_size: int, generator: torch.Generator, *, beta: float = 1.0
     ) -> dict[str, Any]:
-        """Draw sequences with replacement, each as likely as it is long; all (time, batch, ...).
+        """Draw sequences with replacement, each as likely as it has steps that are learnt from.
 
-        ``obs`` is one longer than the rest and ends in the true successor of the last step;
-        ``mask`` is 0 on padding and burn-in, ``episode_starts`` 1 where an episode begins, and
-        ``state`` what was remembered before the first step; the rest is as in the base.
+        All are (time, batch, ...). ``obs`` is one longer than the rest and ends in the true
+        successor of the last step; ``mask`` is 0 on padding and burn-in, ``episode_starts`` 1 where
+        an episode begins, ``state`` what was remembered before the first step; the rest is as in
+        the base.
         """
         del beta
         first = self._draw_starts(batch_size, generator)
@@ -121,15 +138,31 @@ class RecurrentReplayBuffer(ReplayBuffer):
         }
 
     def _draw_starts(self, count: int, generator: torch.Generator) -> Array:
-        """Where sequences begin whose beginnings are still stored."""
+        """Where sequences begin that transitions to learn from are in, those drawn uniformly."""
         found = np.empty(0, np.int64)
         while len(found) < count:
             cells = self._draw_uniform(count - len(found), generator)
-            back = self._offsets.reshape(-1)[cells].astype(np.int64)
-            age = (self._head - 1 - cells // self.num_envs) % self._ring
-            first = (cells - back * self.num_envs) % self._offsets.size
-            found = np.concatenate((found, first[age + back < self._filled]))
+            first, counts = self._starts_of(cells)
+            if not counts.any():
+                _, all_counts = self._starts_of(np.arange(self._offsets.size))
+                if not all_counts.any():
+                    raise ValueError("the replay buffer holds nothing to sample")
+            found = np.concatenate((found, first[counts]))
         return found
+
+    def _starts_of(self, cells: Array) -> tuple[Array, Array]:
+        """Where the sequences of transitions begin, and which of them are learnt from.
+
+        Burn-in is not, nor what lost its beginning when the oldest rows made room.
+        """
+        back = self._offsets.reshape(-1)[cells].astype(np.int64)
+        first = (cells - back * self.num_envs) % self._offsets.size
+        age = (self._head - 1 - cells // self.num_envs) % self._ring
+        is_valid = self.is_valid(cells)
+        refreshed = back >= self.burn_in
+        if self.burn_in:
+            refreshed |= [cell not in self._states for cell in first.tolist()]
+        return first, is_valid & refreshed & (age + back < self._filled)
 
     def _is_stored(self, cells: Array) -> Array:
         """Whether cells hold transitions, rather than what comes next or what came long ago."""
@@ -160,12 +193,14 @@ class RecurrentReplayBuffer(ReplayBuffer):
 
     def ring_state(self) -> dict[str, Any]:
         """What is not in the chunks."""
-        return {**super().ring_state(), "rows_added": self._rows_added}
+        progress = {"left": self._left.tolist(), "episodes": self._episodes.tolist()}
+        return {**super().ring_state(), **progress}
 
     def load_ring_state(self, state: Mapping[str, Any]) -> None:
         """Bring that back, before the chunks."""
         super().load_ring_state(state)
-        self._rows_added = int(state["rows_added"])
+        self._left = np.array(state["left"], np.int64)
+        self._episodes = np.array(state["episodes"], np.int64)
         self._states.clear()
 
     def load_chunk(self, index: int, state: Mapping[str, Any]) -> None:

@@ -18,9 +18,9 @@ class Segments(NamedTuple):
     """Pieces of sequences within which no episode begins, padded to one length."""
 
     rows: Tensor
-    """(length, segments): which row each step is; padding repeats a segment's first row."""
+    """(longest, segments): which row each step is; padding repeats a segment's first row."""
     mask: Tensor
-    """(length, segments): False on padding."""
+    """(longest, segments): False on padding."""
     sequence: Tensor
     """(segments,): the sequence that each is a piece of."""
     leads: Tensor
@@ -38,8 +38,9 @@ def split_at(starts: Array) -> Segments:
     segment = begins.reshape(-1).cumsum() - 1
     first = np.flatnonzero(begins)
     offset = np.arange(length * count) - first[segment]
-    position = np.tile(first, (length, 1))
-    mask = np.zeros((length, len(first)), bool)
+    longest = int(offset.max()) + 1
+    position = np.tile(first, (longest, 1))
+    mask = np.zeros((longest, len(first)), bool)
     position[offset, segment] = np.arange(length * count)
     mask[offset, segment] = True
     time, sequence = position % length, position // length

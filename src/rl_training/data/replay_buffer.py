@@ -168,6 +168,11 @@ class ReplayBuffer:
         goes_on: Array = self._flags[t] & (_ENDED | _VALID) == _VALID
         return goes_on
 
+    def is_valid(self, cells: Array) -> Array:
+        """Whether cells hold transitions that may be learnt from."""
+        valid: Array = self._flags.reshape(-1)[cells] & _VALID > 0
+        return valid
+
     def _write_obs(self, t: int, obs: Obs) -> None:
         if isinstance(obs, dict):
             for key, leaf in obs.items():
@@ -314,11 +319,12 @@ class ReplayBuffer:
         self._max_priority = max(self._max_priority, float(priorities.max()))
         self._tree.set(cells, priorities)
 
-    def go_on_from(self, obs: Obs) -> None:
+    def go_on_from(self, obs: Obs, *, exact: bool = True) -> None:
         """The environments stand at ``obs``, which may not be the newest observation stored.
 
         Where it is not, that one is kept as the last transition's final observation, so that no
-        episode goes on in another.
+        episode goes on in another. Unless they stand there ``exact``-ly, all episodes are new,
+        whatever they show.
         """
         if not self._filled:
             return
@@ -328,6 +334,7 @@ class ReplayBuffer:
         stored = tree_map(lambda store: store.take(standing), self._obs)
         pairs = zip(tree_leaves(stored), tree_leaves(obs), strict=True)
         same = np.logical_and.reduce([(a == b).reshape(self.num_envs, -1).all(1) for a, b in pairs])
+        same &= exact
         for env in np.flatnonzero(~same & (self._final_row[newest] < 0)):
             self._flags[newest, env] |= _ENDED
             self._keep_final(newest, int(env), stored, source=int(env))

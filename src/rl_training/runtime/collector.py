@@ -66,8 +66,9 @@ class Collector:
             steps += self.env.num_envs
             if self.env.has_invalid_rows:
                 reset_only = ~step.valid
-                steps -= int(np.count_nonzero(reset_only))
-                self.actor.reset(reset_only)
+                if reset_only.any():
+                    steps -= int(np.count_nonzero(reset_only))
+                    self.actor.reset(reset_only)
             # A lost life ends the agent's episode, and is none of those that are counted.
             if step.episodes or step.final_obs is not step.obs:
                 episodes += step.episodes

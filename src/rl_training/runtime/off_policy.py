@@ -150,7 +150,7 @@ class OffPolicyTrainer(Trainer):
         """Stand where a checkpoint stood; the replay is told where the environments now stand."""
         exact = super().load_state_dict(state, empty_replay=empty_replay)
         if self.collector.obs is not None:
-            self.replay.go_on_from(self.collector.obs)
+            self.replay.go_on_from(self.collector.obs, exact=exact)
         return exact
 
     def after_checkpoint(self, *, is_best: bool) -> None:

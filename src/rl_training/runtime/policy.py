@@ -138,10 +138,15 @@ class RecurrentTrainedPolicy(TrainedPolicy):
         rows, size = len(tree_leaves(batch)[0]), self.algorithm.module.state_size
         memory = np.zeros((rows, size), np.float32)
         if state is not None:
-            given = np.asarray(state, np.float32)
             expected = (size,) if single else (rows, size)
+            try:
+                given = np.asarray(state, np.float32)
+            except (TypeError, ValueError):
+                raise ConfigError(f"state must be numbers of shape {expected}") from None
             if given.shape != expected:
                 raise ConfigError(f"state has shape {given.shape}; expected {expected}")
+            if not np.isfinite(given).all():
+                raise ConfigError("state holds a NaN or an infinity")
             memory += given
         if episode_start is not None:
             starts = np.asarray(episode_start, bool)

@@ -339,7 +339,7 @@ class Trainer(ABC):
                 callback.load_state_dict(training["callbacks"][name])
         with torch_threads(self.threads):
             exact = self.collector.load_state_dict(training["collector"])
-        if not exact:  # new episodes: nothing is remembered of them
+        if not exact:  # what was remembered may belong to other episodes
             self.collector.actor.reset(np.ones(self.env.num_envs, bool))
         return exact
 

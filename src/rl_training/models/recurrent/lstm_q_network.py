@@ -43,7 +43,7 @@ class LSTMQNetwork(nn.Module):
 
     def reset_state(self, state: Tensor, done: Tensor) -> Tensor:
         """The state with the rows forgotten whose episode is over."""
-        return state * (~done).unsqueeze(-1)
+        return torch.where(done.unsqueeze(-1), 0.0, state)
 
     def act(
         self, obs: Tensor, state: Tensor, noise: Tensor | None = None
