@@ -15,6 +15,8 @@ from rl_training.errors import ConfigError
 from rl_training.tree import tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
+_PATIENCE = 100
+"""Draws in vain after which it is looked whether there is anything to draw."""
 _PER_STATE = 208
 """Bytes that Python takes for a stored state besides its numbers."""
 
@@ -139,15 +141,16 @@ class RecurrentReplayBuffer(ReplayBuffer):
 
     def _draw_starts(self, count: int, generator: torch.Generator) -> Array:
         """Where sequences begin that transitions to learn from are in, those drawn uniformly."""
-        found = np.empty(0, np.int64)
+        found, in_vain = np.empty(0, np.int64), 0
         while len(found) < count:
             cells = self._draw_uniform(count - len(found), generator)
             first, counts = self._starts_of(cells)
-            if not counts.any():
-                _, all_counts = self._starts_of(np.arange(self._offsets.size))
-                if not all_counts.any():
-                    raise ValueError("the replay buffer holds nothing to sample")
             found = np.concatenate((found, first[counts]))
+            in_vain = 0 if counts.any() else in_vain + 1
+            if in_vain == _PATIENCE:
+                _, any_count = self._starts_of(np.arange(self._offsets.size))
+                if not any_count.any():
+                    raise ValueError("the replay buffer holds nothing to sample")
         return found
 
     def _starts_of(self, cells: Array) -> tuple[Array, Array]:
