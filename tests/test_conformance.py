@@ -251,12 +251,12 @@ def test_reset_rows_are_invalid_and_everything_else_is_valid_and_counted(backend
 
 
 @every_backend
-def test_the_actor_hears_of_every_ending_once(backend: str) -> None:
+def test_the_actor_hears_of_every_ending_and_of_every_reset(backend: str) -> None:
     with chains(backend) as env:
         recorder, actor = Recorder(), chain_actor()
         Collector(env, actor, recorder).collect(ROLLOUT, START)
-    done = [step.terminated | step.truncated for _, _, step in recorder.rows]
-    assert np.array_equal(actor.ended, [row for row in done if row.any()])
+    cut = [step.terminated | step.truncated | ~step.valid for _, _, step in recorder.rows]
+    assert np.array_equal(actor.ended, [row for row in cut if row.any()])
 
 
 def test_the_reward_of_a_reset_row_is_never_counted() -> None:

@@ -143,7 +143,9 @@ def test_a_damaged_chunk_is_refused(make_config: MakeConfig) -> None:
 
 
 def test_what_it_cannot_do_is_refused_clearly(make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"not bounded Box ones; ppo, sac, td3 can"):
+    with pytest.raises(
+        ConfigError, match=r"not bounded Box ones; ppo, recurrent_ppo, sac, td3 can"
+    ):
         ExperimentManager.setup(make_config(algo="dqn", env_id="Pendulum-v1"))
     with pytest.raises(ConfigError, match="normalize_obs"):
         ExperimentManager.setup(make_config(algo="dqn", normalize_obs=True))

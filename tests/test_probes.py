@@ -47,7 +47,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "sac": {**ACTOR_CRITIC, "ent_coef": 0.0},
     "td3": ACTOR_CRITIC,
 }
-KNOBS["drqn"] = {**KNOBS["dqn"], "batch_size": 32, "sequence_length": 4, "lstm_size": 32}
+KNOBS["drqn"] = {**KNOBS["dqn"], "batch_size": 32, "sequence_length": 4, "burn_in": 1}
 
 
 def train(make_config: MakeConfig, algo: str, env: str, **overrides: Any) -> Trainer:

@@ -64,15 +64,13 @@ class Collector:
         for action, record, taken in walk(obs, num_steps, progress):
             step = taken
             steps += self.env.num_envs
-            if self.env.has_invalid_rows:
-                reset_only = ~step.valid
-                if reset_only.any():
-                    steps -= int(np.count_nonzero(reset_only))
-                    self.actor.reset(reset_only)
+            resets = self.env.has_invalid_rows and not step.valid.all()
+            if resets:
+                steps -= int(np.count_nonzero(~step.valid))
             # A lost life ends the agent's episode, and is none of those that are counted.
-            if step.episodes or step.final_obs is not step.obs:
+            if resets or step.episodes or step.final_obs is not step.obs:
                 episodes += step.episodes
-                self.actor.reset(step.terminated | step.truncated)
+                self.actor.reset(step.cut)
             if self.reward_normalizer is not None:
                 done = step.terminated | step.truncated
                 reward = self.reward_normalizer(step.reward, done, step.valid)
