@@ -59,6 +59,7 @@ format: $(DEV) ## rewrite files the way lint wants them
 bench: $(BENCH) ## speed against Stable-Baselines3, in one run on this machine
 	$(BIN)/python benchmarks/ppo_cartpole.py
 	$(BIN)/python benchmarks/recurrent_ppo.py
+	$(BIN)/python benchmarks/ppg.py
 	$(BIN)/python benchmarks/off_policy.py
 	$(BIN)/python benchmarks/atari.py
 

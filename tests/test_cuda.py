@@ -15,7 +15,6 @@ from rl_training.checkpointing import load_checkpoint
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.workflows import load_policy, resume_training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -24,17 +23,19 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 @pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
 @pytest.mark.parametrize("acceleration", ["eager", "compile", "cudagraph"])
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
+@pytest.mark.parametrize("algo", ["ppo", "ppg"])
 def test_trains_resumes_and_loads_on_the_cpu(
-    acceleration: str, vectorization: str, make_config: MakeConfig
+    algo: str, acceleration: str, vectorization: str, make_config: MakeConfig
 ) -> None:
     config = make_config(
+        algo=algo,
         device="cuda",
         acceleration=acceleration,
         vectorization=vectorization,
         normalize_obs=True,
         normalize_reward=True,
     )
-    result = train_ppo(config)
+    result = ExperimentManager.setup(config).train()
     assert result.metrics["global_step"] >= 512
     longer = resume_training(result.run_dir, total_timesteps=1024)
     assert longer.metrics["global_step"] >= 1024

@@ -51,6 +51,7 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
         (VECTOR, MULTI_BINARY),
         (DICT, DISCRETE),
     ],
+    "ppg": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "drqn": [(VECTOR, DISCRETE)],
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],

@@ -38,6 +38,15 @@ def test_ppo_cartpole(tmp_path: Path) -> None:
     assert min(final_returns("ppo/cartpole", tmp_path)) >= 490
 
 
+def test_ppg_cartpole(tmp_path: Path) -> None:
+    assert min(final_returns("ppg/cartpole", tmp_path)) >= 490
+
+
+def test_ppg_acrobot(tmp_path: Path) -> None:
+    returns = final_returns("ppg/acrobot", tmp_path)
+    assert sum(returns) / len(returns) >= -85
+
+
 def test_dqn_cartpole(tmp_path: Path) -> None:
     returns = final_returns("dqn/cartpole", tmp_path)
     assert sum(returns) / len(returns) >= 475
@@ -67,6 +76,11 @@ def test_recurrent_ppo_pendulum_without_velocities(tmp_path: Path) -> None:
 
 def test_drqn_cartpole_without_velocities(tmp_path: Path) -> None:
     returns = final_returns("drqn/cartpole_masked", tmp_path)
+    assert sum(returns) / len(returns) >= 300
+
+
+def test_drqn_cartpole(tmp_path: Path) -> None:
+    returns = final_returns("drqn/cartpole", tmp_path)
     assert sum(returns) / len(returns) >= 300
 
 

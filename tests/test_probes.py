@@ -21,7 +21,7 @@ from rl_training.runtime.trainer import Trainer
 DISCRETE = [algo for algo in ALGORITHMS if takes_discrete(algo)]
 BOX_ACTIONS = [algo for algo, entry in ALGORITHMS.items() if "bounded Box" in entry.actions]
 SEES_MASKS = [algo for algo in DISCRETE if algo != "drqn"]
-NORMALIZES_OBSERVATIONS = ["ppo", "recurrent_ppo"]
+NORMALIZES_OBSERVATIONS = ["ppo", "ppg", "recurrent_ppo"]
 ACTOR_CRITIC = {
     "learning_starts": 256,
     "train_freq": 8,
@@ -33,6 +33,7 @@ ACTOR_CRITIC = {
 }
 KNOBS: dict[str, dict[str, Any]] = {
     "ppo": {"num_steps": 32},
+    "ppg": {"num_steps": 32, "policy_phases": 4},
     "dqn": {
         "learning_starts": 256,
         "train_freq": 8,

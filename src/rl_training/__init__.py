@@ -9,6 +9,7 @@ from rl_training.version import __version__
 
 if TYPE_CHECKING:
     from rl_training.api.algorithms import DQN as DQN
+    from rl_training.api.algorithms import PPG as PPG
     from rl_training.api.algorithms import PPO as PPO
     from rl_training.api.algorithms import SAC as SAC
     from rl_training.api.algorithms import TD3 as TD3
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rl_training.envs.factory import make_vector_env as make_vector_env
     from rl_training.runtime.dqn_trainer import train_dqn as train_dqn
     from rl_training.runtime.drqn_trainer import train_drqn as train_drqn
+    from rl_training.runtime.ppg_trainer import train_ppg as train_ppg
     from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
     from rl_training.runtime.sac_trainer import train_sac as train_sac
     from rl_training.runtime.td3_trainer import train_td3 as train_td3
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "DQN": "rl_training.api.algorithms:DQN",
     "DRQN": "rl_training.api.recurrent:DRQN",
+    "PPG": "rl_training.api.algorithms:PPG",
     "PPO": "rl_training.api.algorithms:PPO",
     "SAC": "rl_training.api.algorithms:SAC",
     "TD3": "rl_training.api.algorithms:TD3",
@@ -35,6 +38,7 @@ _EXPORTS = {
     "make_vector_env": "rl_training.envs.factory:make_vector_env",
     "train_dqn": "rl_training.runtime.dqn_trainer:train_dqn",
     "train_drqn": "rl_training.runtime.drqn_trainer:train_drqn",
+    "train_ppg": "rl_training.runtime.ppg_trainer:train_ppg",
     "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
     "train_sac": "rl_training.runtime.sac_trainer:train_sac",
     "train_td3": "rl_training.runtime.td3_trainer:train_td3",
@@ -43,6 +47,7 @@ _EXPORTS = {
 __all__ = [
     "DQN",
     "DRQN",
+    "PPG",
     "PPO",
     "SAC",
     "TD3",
@@ -53,6 +58,7 @@ __all__ = [
     "make_vector_env",
     "train_dqn",
     "train_drqn",
+    "train_ppg",
     "train_ppo",
     "train_sac",
     "train_td3",

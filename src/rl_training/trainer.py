@@ -2,6 +2,7 @@
 
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.drqn_trainer import train_drqn
+from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.sac_trainer import train_sac
@@ -12,6 +13,7 @@ __all__ = [
     "TrainResult",
     "train_dqn",
     "train_drqn",
+    "train_ppg",
     "train_ppo",
     "train_recurrent_ppo",
     "train_sac",

@@ -21,7 +21,8 @@ class GradientStep:
 
     ``loss`` must reach its parameters through ``module`` alone. The parameters are laid into one
     flat tensor (the module's become views of it), so that clipping and Adam are each one
-    operation however many layers there are. The call returns the loss's tensors, detached:
+    operation however many layers there are. A second loss over the same module, with moments of
+    its own, is stepped ``beside`` the first. The call returns the loss's tensors, detached:
     nothing is transferred to the host here.
     """
 
@@ -34,8 +35,9 @@ class GradientStep:
         max_grad_norm: float | None = None,
         adam_eps: float = 1e-8,
         acceleration: Acceleration = "eager",
+        beside: GradientStep | None = None,
     ) -> None:
-        self.flat = flatten(trainable(module))
+        self.flat: Tensor = flatten(trainable(module)) if beside is None else beside.flat
         device = self.flat.device
         self.moments = {
             "step": torch.zeros((), device=device),

@@ -229,7 +229,7 @@ class PPO:
                 break
         batch = rollout.flat()
         self.model.update_normalizer(batch["obs"], rollout.valid.flatten())
-        metrics = {f"losses/{name}": _mean(updates, name) for name in updates[0]}
+        metrics = mean_metrics(updates, "losses")
         metrics["losses/explained_variance"] = explained_variance(batch)
         metrics["losses/epochs"] = float(epochs)
         metrics["losses/learning_rate"] = self.step.learning_rate
@@ -306,6 +306,11 @@ class PPO:
         self.module.load_state_dict(state["model"])
         self.step.load_state_dict(state["optimizer"])
         self.generator.set_state(state["minibatch_rng"])
+
+
+def mean_metrics(updates: list[dict[str, Tensor]], group: str) -> dict[str, float]:
+    """Metrics averaged over gradient steps, named ``group/metric``."""
+    return {f"{group}/{name}": _mean(updates, name) for name in updates[0]}
 
 
 def _mean(updates: list[dict[str, Tensor]], name: str) -> float:

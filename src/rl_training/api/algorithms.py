@@ -156,6 +156,12 @@ class PPO(ManagedAlgorithm):
     algo = "ppo"
 
 
+class PPG(ManagedAlgorithm):
+    """Phasic policy gradient: ``PPG(TrainConfig(algo="ppg", env_id="CartPole-v1")).learn()``."""
+
+    algo = "ppg"
+
+
 class DQN(ManagedAlgorithm):
     """Deep Q-learning: ``DQN(TrainConfig(algo="dqn", env_id="CartPole-v1")).learn()``."""
 

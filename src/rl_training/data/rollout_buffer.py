@@ -189,18 +189,7 @@ class RolloutBuffer:
         self, num_minibatches: int, *, generator: torch.Generator | None = None
     ) -> Iterator[dict[str, Any]]:
         """One epoch: every row once, in random order, in ``num_minibatches`` equal parts."""
-        rows = self.num_steps * self.num_envs
-        if num_minibatches < 1 or rows % num_minibatches:
-            raise ValueError(f"{num_minibatches} minibatches do not divide {rows} rows")
-        order = torch.randperm(rows, generator=generator).to(self.device)
-        size = rows // num_minibatches
-        # Shuffled once per epoch: minibatches are then slices, which cost nothing.
-        epoch: dict[str, Any] = {
-            key: tree_map(lambda leaf: leaf.index_select(0, order).split(size), value)
-            for key, value in self.flat().items()
-        }
-        for i in range(num_minibatches):
-            yield {key: tree_map(lambda leaf, i=i: leaf[i], value) for key, value in epoch.items()}
+        return shuffled(self.flat(), num_minibatches, generator)
 
     def check_finite(self, first_step: int) -> None:
         """Refuse a NaN or infinity from an environment, naming where it came from."""
@@ -214,6 +203,25 @@ class RolloutBuffer:
                     f"{name} is not finite in environment {env}, {t} vector steps after global "
                     f"step {first_step}"
                 )
+
+
+def shuffled(
+    batch: Mapping[str, Any], num_minibatches: int, generator: torch.Generator | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every row of a batch once, in random order, in ``num_minibatches`` equal parts."""
+    first = tree_leaves(next(iter(batch.values())))[0]
+    rows = len(first)
+    if num_minibatches < 1 or rows % num_minibatches:
+        raise ValueError(f"{num_minibatches} minibatches do not divide {rows} rows")
+    order = torch.randperm(rows, generator=generator).to(first.device)
+    size = rows // num_minibatches
+    # Shuffled once per epoch: minibatches are then slices, which cost nothing.
+    epoch: dict[str, Any] = {
+        key: tree_map(lambda leaf: leaf.index_select(0, order).split(size), value)
+        for key, value in batch.items()
+    }
+    for i in range(num_minibatches):
+        yield {key: tree_map(lambda leaf, i=i: leaf[i], value) for key, value in epoch.items()}
 
 
 def _host_copy(tensor: Tensor) -> Tensor:

@@ -33,6 +33,11 @@ ALGORITHMS: dict[str, Entry] = {
         "rl_training.runtime.recurrent_ppo_trainer:SPEC",
         (_DISCRETE, _BOUNDED_BOX, "unbounded Box", "MultiDiscrete", "MultiBinary"),
     ),
+    "ppg": Entry(
+        "rl_training.algorithms.ppg:PPGConfig",
+        "rl_training.runtime.ppg_trainer:SPEC",
+        (_DISCRETE,),
+    ),
     "dqn": Entry(
         "rl_training.algorithms.dqn:DQNConfig",
         "rl_training.runtime.dqn_trainer:SPEC",

@@ -87,6 +87,10 @@ class CategoricalHead(nn.Module):
         logprobs, entropies = zip(*parts, strict=True)
         return torch.stack(logprobs).sum(0), torch.stack(entropies).sum(0)
 
+    def log_probs(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """Log-probabilities of all choices of a single component."""
+        return torch.log_softmax(_legal(params, mask), -1)
+
     def numpy_choice(self) -> NumpyChoice | None:
         if self.shape:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -66,11 +67,20 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply all layers."""
+        return self.output(self.hidden(x))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Apply all layers but the last."""
         activate = ACTIVATIONS[self.activation]
-        *hidden, last = cast("Iterable[nn.Linear]", self.layers)
+        *hidden, _ = cast("Iterable[nn.Linear]", self.layers)
         for layer in hidden:
             x = activate(functional.linear(x, layer.weight, layer.bias))
-        return functional.linear(x, last.weight, last.bias)
+        return x
+
+    def output(self, hidden: Tensor) -> Tensor:
+        """Apply the last layer."""
+        last = cast("nn.Linear", self.layers[-1])
+        return functional.linear(hidden, last.weight, last.bias)
 
     def numpy_function(self) -> Callable[[Array], Array]:
         """The same function over NumPy views of the same weights.
@@ -109,7 +119,56 @@ def numpy_policy(encoder: nn.Module, net: MLP, head: ActionHead) -> NumpyChoice 
     return lambda obs, noise: choose(forward(obs), noise)
 
 
-class MLPActorCritic(ObservingModule):
+class FeedForwardActorCritic(ObservingModule):
+    """Acts and judges row by row; what becomes of features is the subclass's own."""
+
+    actor: MLP
+    """From features to the parameters of the action distribution."""
+
+    @abstractmethod
+    def judge(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters of the action distribution, and state values, one per row."""
+
+    @abstractmethod
+    def value(self, obs: Any) -> Tensor:
+        """State values, one per row."""
+
+    def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
+        """Parameters of the action distribution, and the action mask."""
+        features, mask = self.encode(obs)
+        return self.actor(features), mask
+
+    def act(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The actions that ``noise`` selects, their log-probabilities, and values."""
+        features, mask = self.encode(obs)
+        params, values = self.judge(features)
+        actions = self.head.sample(params, noise, mask)
+        logprobs, _ = self.head.logprob_entropy(params, actions, mask)
+        return actions, logprobs, values
+
+    def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
+        """Observations and noise (None: greedy) to actions, in NumPy; None where that cannot be.
+
+        It reads the weights as they are when this is called. Vectors on a CPU only.
+        """
+        act = numpy_policy(self.encoder, self.actor, self.head)
+        normalize = self.numpy_normalize() if act is not None else None
+        if act is None or normalize is None:
+            return act
+        return lambda obs, noise: act(normalize(obs), noise)
+
+    def evaluate_actions(self, obs: Any, actions: Tensor) -> Evaluation:
+        """Log-probability and entropy of ``actions``, and values, at ``obs``."""
+        features, mask = self.encode(obs)
+        params, values = self.judge(features)
+        return Evaluation(*self.head.logprob_entropy(params, actions, mask), values)
+
+    def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
+        """`evaluate_actions` of a batch's ``obs`` and ``actions``."""
+        return self.evaluate_actions(batch["obs"], batch["actions"])
+
+
+class MLPActorCritic(FeedForwardActorCritic):
     """Separate policy and value networks over (normalised) observations.
 
     What encodes them is shared by both: nothing for vectors, a `NatureCNN` for each image, or the
@@ -134,37 +193,11 @@ class MLPActorCritic(ObservingModule):
         self.actor = MLP((features, *hidden_sizes, head.param_size), activation, 0.01)
         self.critic = MLP((features, *hidden_sizes, 1), activation, 1.0)
 
-    def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
-        """Parameters of the action distribution, and the action mask."""
-        features, mask = self.encode(obs)
-        return self.actor(features), mask
-
-    def act(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The actions that ``noise`` selects, their log-probabilities, and values."""
-        features, mask = self.encode(obs)
-        params = self.actor(features)
-        actions = self.head.sample(params, noise, mask)
-        logprobs, _ = self.head.logprob_entropy(params, actions, mask)
-        return actions, logprobs, self.critic(features).squeeze(-1)
-
-    def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
-        """Observations and noise (None: greedy) to actions, in NumPy; None where that cannot be.
-
-        It reads the weights as they are when this is called. Vectors on a CPU only.
-        """
-        act = numpy_policy(self.encoder, self.actor, self.head)
-        normalize = self.numpy_normalize() if act is not None else None
-        if act is None or normalize is None:
-            return act
-        return lambda obs, noise: act(normalize(obs), noise)
+    def judge(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters of the action distribution, and state values, one per row."""
+        return self.actor(features), self.critic(features).squeeze(-1)
 
     def value(self, obs: Any) -> Tensor:
         """State values, one per row."""
         features, _ = self.encode(obs)
         return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
-
-    def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
-        """Log-probability and entropy of ``batch["actions"]``, and values, at ``batch["obs"]``."""
-        features, mask = self.encode(batch["obs"])
-        logprob, entropy = self.head.logprob_entropy(self.actor(features), batch["actions"], mask)
-        return Evaluation(logprob, entropy, self.critic(features).squeeze(-1))

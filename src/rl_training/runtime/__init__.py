@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.drqn_trainer import train_drqn as train_drqn
     from rl_training.runtime.off_policy import OffPolicyTrainer as OffPolicyTrainer
     from rl_training.runtime.on_policy import OnPolicyTrainer as OnPolicyTrainer
+    from rl_training.runtime.ppg_trainer import train_ppg as train_ppg
     from rl_training.runtime.ppo_trainer import train_ppo as train_ppo
     from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo as train_recurrent_ppo
     from rl_training.runtime.sac_trainer import train_sac as train_sac
@@ -41,6 +42,7 @@ _EXPORTS = {
     "resume_training": "rl_training.runtime.workflows:resume_training",
     "train_dqn": "rl_training.runtime.dqn_trainer:train_dqn",
     "train_drqn": "rl_training.runtime.drqn_trainer:train_drqn",
+    "train_ppg": "rl_training.runtime.ppg_trainer:train_ppg",
     "train_ppo": "rl_training.runtime.ppo_trainer:train_ppo",
     "train_recurrent_ppo": "rl_training.runtime.recurrent_ppo_trainer:train_recurrent_ppo",
     "train_sac": "rl_training.runtime.sac_trainer:train_sac",
@@ -63,6 +65,7 @@ __all__ = [
     "resume_training",
     "train_dqn",
     "train_drqn",
+    "train_ppg",
     "train_ppo",
     "train_recurrent_ppo",
     "train_sac",

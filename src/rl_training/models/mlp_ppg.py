@@ -1,0 +1,79 @@
+"""PPG's network: a trunk that the policy and an auxiliary value function shape, and a critic."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from rl_training.errors import ConfigError
+from rl_training.models.action_heads import CategoricalHead
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
+from rl_training.models.mlp_actor_critic import MLP, FeedForwardActorCritic
+from rl_training.types import ActionSpec, ObsSpec
+
+
+class Joint(NamedTuple):
+    """What the auxiliary phase learns at once."""
+
+    log_probs: Tensor
+    """Of every action, one row per observation."""
+    value: Tensor
+    aux_value: Tensor
+
+
+class MLPPPGModel(FeedForwardActorCritic):
+    """A shared trunk with three heads: policy, value and auxiliary value.
+
+    The value head reads the trunk but never moves it: what the policy needs of features is not
+    traded for what values need. The auxiliary head does move it, in a phase of its own that keeps
+    the policy where it was.
+    """
+
+    head: CategoricalHead
+
+    def __init__(
+        self,
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        value_sizes: tuple[int, ...] = (64,),
+        activation: str = "tanh",
+        encoder: EncoderConfig = DEFAULT_ENCODER,
+        normalize_obs: bool = False,
+        clip_obs: float = 10.0,
+    ) -> None:
+        if obs_spec.has_images:
+            raise ConfigError("ppg takes vector observations, not images; ppo can")
+        if action_spec.kind != "discrete":
+            raise ConfigError(f"ppg takes Discrete actions, not {action_spec.described} ones")
+        head = CategoricalHead(action_spec.nvec, action_spec.shape)
+        super().__init__(head, obs_spec, encoder, clip_obs if normalize_obs else None)
+        # Trunk and policy head are one MLP, so that acting is what it is for any policy.
+        self.actor = MLP((self.num_features, *hidden_sizes, head.param_size), activation, 0.01)
+        self.critic = MLP((hidden_sizes[-1], *value_sizes, 1), activation, 1.0)
+        self.aux_critic = MLP((hidden_sizes[-1], 1), activation, 1.0)
+
+    def judge(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters of the action distribution, and state values, one per row."""
+        trunk = self.actor.hidden(features)
+        return self.actor.output(trunk), self._value(trunk)
+
+    def value(self, obs: Any) -> Tensor:
+        """State values, one per row."""
+        features, _ = self.encode(obs)
+        return self._value(self.actor.hidden(features))
+
+    def joint(self, obs: Any) -> Joint:
+        """Log-probabilities of all actions, values and auxiliary values."""
+        features, mask = self.encode(obs)
+        trunk = self.actor.hidden(features)
+        return Joint(
+            self.head.log_probs(self.actor.output(trunk), mask),
+            self._value(trunk),
+            self.aux_critic(trunk).squeeze(-1),
+        )
+
+    def _value(self, trunk: Tensor) -> Tensor:
+        return self.critic(trunk.detach()).squeeze(-1)  # type: ignore[no-any-return]

@@ -1,0 +1,55 @@
+"""PPG on the shared runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.ppg import PPG, PPGConfig
+from rl_training.config import TrainConfig
+from rl_training.models.mlp_ppg import MLPPPGModel
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
+from rl_training.runtime.spec import encoder_config
+from rl_training.runtime.trainer import TrainResult
+from rl_training.seeding import torch_stream
+from rl_training.types import ActionSpec, ObsSpec
+
+
+def build_ppg(
+    config: TrainConfig[PPGConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+) -> PPG:
+    """PPG and its model, at the start of the config's random streams."""
+    knobs = config.algo_kwargs
+    model = MLPPPGModel(
+        obs_spec,
+        action_spec,
+        hidden_sizes=knobs.hidden_sizes or (64, 64),
+        value_sizes=knobs.value_sizes,
+        activation=knobs.activation,
+        encoder=encoder_config(config, orthogonal=True),
+        normalize_obs=config.normalize_obs,
+        clip_obs=config.clip_obs,
+    ).to(device)
+    return PPG(
+        model,
+        knobs,
+        generator=torch_stream(config.seed, "minibatches"),
+        acceleration=config.acceleration,
+    )
+
+
+# It acts and is trained as PPO is; the phases are its own affair.
+SPEC = dataclasses.replace(PPO_SPEC, name="ppg", config=PPGConfig, build=build_ppg)
+
+
+def train_ppg(
+    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
+) -> TrainResult:
+    """Train PPG; ``overrides`` replace config fields and PPG knobs by name."""
+    from rl_training.experiment.manager import train_as
+
+    return train_as("ppg", config, callbacks=callbacks, **overrides)
