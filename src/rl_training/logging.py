@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,11 +34,14 @@ class JsonlSink:
     """One JSON object per line; the first line holds the format."""
 
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
+        self.elapsed = 0.0
+        """Seconds of training that the rows so far tell of."""
         if resume_at is None:
             self._file = path.open("w", encoding="utf-8")
             self._file.write(json.dumps({"format": FORMAT}) + "\n")
         else:
             _cut_back(path, resume_at)
+            self.elapsed = _last_elapsed(path)
             self._file = path.open("a", encoding="utf-8")
         self._file.flush()
 
@@ -67,12 +70,23 @@ def _cut_back(path: Path, offset: int) -> None:
         file.truncate(offset)
 
 
-class TensorBoardSink:
-    """TensorBoard events, a whole row in one (a scalar at a time costs several times more)."""
+def _last_elapsed(path: Path) -> float:
+    """The last time in a metric log, so that a resumed run's clock goes on."""
+    return max((row.get("time/elapsed", 0.0) for _, row in read_rows(path)), default=0.0)
 
-    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+
+class TensorBoardSink:
+    """TensorBoard events, a whole row in one (a scalar at a time costs several times more).
+
+    The config goes along as hyperparameters: TensorBoard's HPARAMS tab compares runs by them.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainConfig[Any], purge_step: int | None = None
+    ) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
@@ -82,6 +96,9 @@ class TensorBoardSink:
             # Tells TensorBoard to forget what an interrupted run wrote from this step on.
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=purge_step, session_log=start))
+        else:
+            chosen = hparams_pb(_hyperparameters(config), trial_id=folder.parent.name)
+            self._writer.add_event(Event(wall_time=time.time(), step=0, summary=chosen))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a row as one event."""
@@ -96,6 +113,20 @@ class TensorBoardSink:
         self._writer.close()
 
 
+def _hyperparameters(config: TrainConfig[Any]) -> dict[str, Any]:
+    """A config as flat names and the plain values that TensorBoard can show."""
+    fields = config.to_dict()
+    nested = {key: fields.pop(key) for key in ("algo_kwargs", "atari")}
+    if config.preprocessing == "none":
+        nested.pop("atari")
+    for group in nested.values():
+        fields.update(group)
+    return {
+        key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+        for key, value in fields.items()
+    }
+
+
 def _wait_for_a_later_name(folder: Path) -> None:
     """TensorBoard reads event files in the order of their names, which hold whole seconds."""
     stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
@@ -105,9 +136,19 @@ def _wait_for_a_later_name(folder: Path) -> None:
 
 
 class WandbSink:
-    """Weights & Biases, in the mode its own environment variables ask for."""
+    """Weights & Biases, in the mode its own environment variables ask for.
 
-    def __init__(self, config: TrainConfig[Any], run_dir: Path) -> None:
+    What it was told just before a run was killed may be lost, and what came after the checkpoint
+    comes again. So a resumed run first tells it all ``rows`` that it lacks: it knows up to which
+    step it has them online, and offline, where every part is a folder, the last one holds all.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig[Any],
+        run_dir: Path,
+        rows: Iterable[tuple[int, Mapping[str, float]]] = (),
+    ) -> None:
         try:
             import wandb
         except ImportError:
@@ -120,10 +161,14 @@ class WandbSink:
             dir=str(run_dir),
             config=config.to_dict(),
         )
+        self._first_step = int(self._run.starting_step)
+        for step, metrics in rows:
+            self.write(step, metrics)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a row."""
-        self._run.log(dict(metrics), step=step)
+        """Log a row, unless it is there already."""
+        if step >= self._first_step:
+            self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         """Finish the run."""
@@ -141,12 +186,13 @@ class MetricLogger:
         resume_at: int | None = None,
         purge_step: int | None = None,
     ) -> None:
-        self.jsonl = JsonlSink(run_dir / "metrics.jsonl", resume_at)
+        path = run_dir / "metrics.jsonl"
+        self.jsonl = JsonlSink(path, resume_at)
         self._sinks: list[Sink] = [self.jsonl]
         if config.tensorboard:
-            self._sinks.append(TensorBoardSink(run_dir / "tensorboard", purge_step))
+            self._sinks.append(TensorBoardSink(run_dir / "tensorboard", config, purge_step))
         if config.wandb:
-            self._sinks.append(WandbSink(config, run_dir))
+            self._sinks.append(WandbSink(config, run_dir, read_rows(path)))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one row to every sink."""
@@ -157,3 +203,15 @@ class MetricLogger:
         """Close every sink."""
         for sink in self._sinks:
             sink.close()
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """The rows of a metric log and their steps; a line that was cut short ends them."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                return
+            if "step" in row:
+                yield int(row.pop("step")), row

@@ -176,6 +176,7 @@ class CheckpointCallback(Callback):
         self.keep = keep
         self.best: float | None = None
         self._new_best = False
+        self._evaluated = False
         self._saved_step = -1
         self._saved_at = time.monotonic()
 
@@ -188,6 +189,7 @@ class CheckpointCallback(Callback):
 
     def on_evaluation(self, trainer: Trainer, event: EvaluationEnd) -> None:
         """Note a new best; it is saved once the iteration is complete."""
+        self._evaluated = True
         if self.best is None or event.result.mean_return > self.best:
             self.best = event.result.mean_return
             self._new_best = True
@@ -200,13 +202,14 @@ class CheckpointCallback(Callback):
             self._save(trainer)
 
     def on_end(self, trainer: Trainer, event: TrainingEnd) -> None:
-        """Save the final state, unless it was just saved."""
-        if self._new_best or self._saved_step != trainer.global_step:
+        """Save the final state, its evaluation included, unless it was just saved."""
+        if self._evaluated or self._saved_step != trainer.global_step:
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
         folder = trainer.run_dir / "checkpoints"
         new_best, self._new_best = self._new_best, False
+        self._evaluated = False
         self._saved_step = trainer.global_step
         path = folder / f"step_{trainer.global_step:012d}{checkpointing.SUFFIX}"
         checkpointing.save_checkpoint(path, trainer.state_dict())

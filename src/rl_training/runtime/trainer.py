@@ -191,7 +191,7 @@ class Trainer(ABC):
             self.iteration += 1
             _check_finite(metrics, self.global_step)
             elapsed = time.perf_counter() - started
-            metrics["time/elapsed"] = elapsed
+            metrics["time/elapsed"] = self._logger.jsonl.elapsed + elapsed
             metrics["time/steps_per_second"] = (self.global_step - start_step) / elapsed
             self._report(IterationEnd(self.global_step, before, metrics))
         reason = self._stop_reason or "total_timesteps reached"
