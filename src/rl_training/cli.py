@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rl_training._lazy import resolve
 from rl_training.errors import (
     ConfigError,
     EnvironmentFailure,
@@ -34,6 +35,11 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training train --config FILE     train from a YAML file; any flag overrides it
   rl-training eval --checkpoint PATH  play whole episodes with a trained policy
   rl-training resume --checkpoint PATH  go on with a run, exactly where it stopped
+  rl-training zoo list | run | report   benchmarks: many presets, several seeds, expected returns
+  rl-training report RUNS...            one HTML page of curves, scores and configs
+  rl-training record --checkpoint PATH  a video of whole episodes
+  rl-training play ENV | --checkpoint PATH  an environment on the screen
+  rl-training doctor                    what is installed, and where a training step's time goes
 
 PATH is a checkpoint or a run folder. 'rl-training COMMAND --help' lists every flag.
 """
@@ -101,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"error: unknown command {args[0]!r}.{did_you_mean(args[0], _COMMANDS)}")
         return 2
     try:
-        return command(args[1:])
+        run = resolve(command) if isinstance(command, str) else command
+        return int(run(args[1:]))
     except UserError as error:
         _say(f"error: {error}")
         return 2
@@ -228,10 +235,15 @@ def _eval(args: list[str]) -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+_COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "train": _train,
     "eval": _eval,
     "resume": _resume,
+    "zoo": "rl_training.tools.zoo:main",
+    "report": "rl_training.tools.report:main",
+    "record": "rl_training.tools.record:main",
+    "play": "rl_training.tools.play:main",
+    "doctor": "rl_training.tools.doctor:main",
 }
 
 

@@ -295,6 +295,11 @@ def presets_dir() -> Path:
     return Path(__file__).parent / "assets" / "configs"
 
 
+def zoo_dir() -> Path:
+    """The packaged benchmarks and their presets."""
+    return Path(__file__).parent / "assets" / "zoo"
+
+
 def preset_names() -> list[str]:
     """Names that ``rl-training train NAME`` takes."""
     root = presets_dir()
@@ -308,6 +313,9 @@ def find_config(name: str | Path) -> Path:
         return path
     if str(name) in preset_names():
         return presets_dir() / f"{name}.yaml"
+    in_zoo = zoo_dir() / f"{str(name).removeprefix('zoo/')}.yaml"
+    if str(name).startswith("zoo/") and in_zoo.is_file():
+        return in_zoo
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"config file {path} does not exist")
     raise ConfigError(f"no preset or file {str(name)!r}.{did_you_mean(str(name), preset_names())}")

@@ -1,0 +1,1 @@
+"""What surrounds training: benchmarks, reports, recordings, a look at the machine."""

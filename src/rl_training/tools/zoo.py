@@ -1,0 +1,273 @@
+"""``rl-training zoo list | run | report``: benchmarks of many presets and seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rl_training.errors import UserError, did_you_mean
+from rl_training.flags import parse_flags
+from rl_training.runs import write_json
+from rl_training.tools.zoo_jobs import Job, plan, standing
+from rl_training.tools.zoo_manifest import Benchmark, Entry, benchmark_names, load_benchmark
+from rl_training.tools.zoo_run import Outcome, run_jobs
+
+_HELP = """\
+rl-training zoo: benchmarks of many presets and seeds.
+
+  rl-training zoo list [BENCHMARK]    what there is, and what is expected of it
+  rl-training zoo run BENCHMARK       run it, or go on where it stopped
+  rl-training zoo report BENCHMARK    measured against expected
+
+BENCHMARK is a manifest, its folder, or the name of a packaged one: {names}.
+"""
+_LINE_SECONDS = 10.0
+"""Between lines of progress where the output is not a terminal."""
+
+
+_NAMED = tyro.conf.arg(metavar="BENCHMARK")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunArgs:
+    """Run a benchmark's presets with several seeds; called again, finish what is missing."""
+
+    benchmark: Annotated[str, tyro.conf.Positional, _NAMED]
+    """A manifest, its folder, or the name of a packaged benchmark."""
+    seeds: int | None = None
+    """The first so many seeds of every preset; unset: all."""
+    scale: float = 1.0
+    """Share of the steps to take: 0.05 to see that everything works."""
+    processes: int = 1
+    """Runs at once."""
+    only: tuple[str, ...] = ()
+    """Presets to run; unset: all."""
+    output_dir: Path = Path("runs/zoo")
+    """Folder that holds a folder per benchmark."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportArgs:
+    """Compare what a benchmark's runs reached with what was expected."""
+
+    benchmark: Annotated[str, tyro.conf.Positional, _NAMED]
+    """A manifest, its folder, or the name of a packaged benchmark."""
+    scale: float = 1.0
+    """The share of the steps that it was run with."""
+    output_dir: Path = Path("runs/zoo")
+    """Folder that holds a folder per benchmark."""
+    json: Path | None = None
+    """Also write the table to this file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListArgs:
+    """List benchmarks and their presets."""
+
+    benchmark: Annotated[str | None, tyro.conf.Positional, _NAMED] = None
+    """One of them; unset: all packaged ones."""
+
+
+def main(args: list[str]) -> int:
+    """``rl-training zoo``."""
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(_HELP.format(names=", ".join(benchmark_names())))
+        return 0
+    commands = {"list": _list, "run": _run, "report": _report}
+    if args[0] not in commands:
+        raise UserError(f"unknown command 'zoo {args[0]}'.{did_you_mean(args[0], commands)}")
+    return commands[args[0]](args[1:])
+
+
+def _list(args: list[str]) -> int:
+    options: ListArgs = parse_flags(ListArgs, args, "rl-training zoo list")
+    names = benchmark_names() if options.benchmark is None else [options.benchmark]
+    for name in names:
+        benchmark = load_benchmark(name)
+        rows = [["preset", "steps", "seeds", "expected", "source"]]
+        rows += [
+            [e.preset, f"{e.steps:,}", str(len(e.seeds)), _number(e.expected), e.source]
+            for e in benchmark.entries
+        ]
+        sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_table(rows)}\n\n")
+    return 0
+
+
+def _run(args: list[str]) -> int:
+    options: RunArgs = parse_flags(RunArgs, args, "rl-training zoo run")
+    for name, value in (("seeds", options.seeds), ("processes", options.processes)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1; got {value}")
+    if not options.scale > 0:
+        raise UserError(f"--scale must be above 0; got {options.scale}")
+    benchmark = load_benchmark(options.benchmark)
+    jobs = plan(
+        benchmark,
+        options.output_dir,
+        seeds=options.seeds,
+        scale=options.scale,
+        only=options.only,
+    )
+    view = _View(len(jobs))
+    ended, stopped = run_jobs(jobs, options.processes, view)
+    view.close()
+    failed = [outcome for outcome in ended if outcome.error is not None]
+    done = [outcome for outcome in ended if outcome.standing.status == "finished"]
+    sys.stdout.write(_comparison(benchmark, jobs, options.scale)[0])
+    for outcome in failed:
+        sys.stderr.write(f"failed: {outcome.job.name}: {outcome.error}\n")
+    missing = len(jobs) - len(done)
+    if missing:
+        again = "the same command goes on with what is missing"
+        sys.stderr.write(f"{len(done)} of {len(jobs)} runs are finished; {again}\n")
+    folder = jobs[0].folder.parent.parent
+    sys.stdout.write(f"page:  rl-training report {folder}\n")
+    return 1 if failed and not stopped else 0
+
+
+def _report(args: list[str]) -> int:
+    options: ReportArgs = parse_flags(ReportArgs, args, "rl-training zoo report")
+    benchmark = load_benchmark(options.benchmark)
+    jobs = plan(benchmark, options.output_dir, scale=options.scale)
+    text, rows = _comparison(benchmark, jobs, options.scale)
+    if not any(row["returns"] for row in rows):
+        raise UserError(
+            f"no finished run of {benchmark.name} under {jobs[0].folder.parent.parent}; start with:"
+            f" rl-training zoo run {options.benchmark}"
+        )
+    sys.stdout.write(text)
+    if options.json is not None:
+        write_json(
+            options.json, {"benchmark": benchmark.name, "scale": options.scale, "runs": rows}
+        )
+    return 0
+
+
+def _comparison(
+    benchmark: Benchmark, jobs: list[Job], scale: float
+) -> tuple[str, list[dict[str, Any]]]:
+    """A table of what was measured and expected, and the same as plain values."""
+    rows = []
+    for entry in benchmark.entries:
+        own = [job for job in jobs if job.entry == entry]
+        if own:
+            rows.append(_measured(entry, own))
+    table = [["preset", "steps", "seeds", "mean", "lowest", "highest", "expected", ""]]
+    for row in rows:
+        returns = list(row["returns"].values())
+        spread = [statistics.mean(returns), min(returns), max(returns)] if returns else [None] * 3
+        table.append(
+            [
+                row["preset"],
+                f"{row['steps']:,}",
+                f"{len(returns)} of {row['seeds']}",
+                *map(_number, spread),
+                _number(row["expected"]),
+                _verdict(row, scale),
+            ]
+        )
+    return f"{benchmark.name}: {benchmark.title}\n{_table(table)}\n", rows
+
+
+def _measured(entry: Entry, jobs: list[Job]) -> dict[str, Any]:
+    returns = {}
+    for job in jobs:
+        now = standing(job)
+        if now.status == "finished" and now.latest_return is not None:
+            returns[job.seed] = now.latest_return
+    return {
+        "preset": entry.preset,
+        "steps": jobs[0].steps,
+        "seeds": len(jobs),
+        "returns": returns,
+        "expected": entry.expected,
+        "source": entry.source,
+    }
+
+
+def _verdict(row: dict[str, Any], scale: float) -> str:
+    returns = list(row["returns"].values())
+    if not returns:
+        return "not run"
+    if row["expected"] is None:
+        return "no figure to compare with"
+    if scale != 1.0:
+        return f"not comparable: {scale:g} of the steps"
+    short = row["expected"] - statistics.mean(returns)
+    return "reached" if short <= 0 else f"{short:,.1f} below"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    numeric = {"steps", "mean", "lowest", "highest", "expected"}
+    right = [name in numeric for name in rows[0]]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+class _View:
+    """Shows running jobs: in place on a terminal, else a line now and then."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._told: set[Job] = set()
+        self._next_line = 0.0
+        self._live: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._live.start()
+
+    def __call__(self, running: list[tuple[Job, int, float | None]], ended: list[Outcome]) -> None:
+        for outcome in ended:
+            if outcome.job not in self._told:
+                self._told.add(outcome.job)
+                self._say(f"[{len(self._told)}/{self._total}] {_ending(outcome)}")
+        lines = [_running_line(*one) for one in running]
+        if self._live is not None:
+            self._live.update("\n".join(lines), refresh=True)
+        elif lines and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_SECONDS
+            sys.stderr.write("".join(f"  {line}\n" for line in lines))
+
+    def _say(self, line: str) -> None:
+        if self._live is not None:
+            self._live.console.print(line, highlight=False, markup=False)
+        else:
+            sys.stderr.write(f"{line}\n")
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _ending(outcome: Outcome) -> str:
+    now = outcome.standing
+    if outcome.error is not None:
+        return f"{outcome.job.name}: failed at step {now.step:,}: {outcome.error}"
+    if now.status != "finished":
+        return f"{outcome.job.name}: stopped at step {now.step:,}"
+    return f"{outcome.job.name}: {now.step:,} steps, return {_number(now.latest_return)}"
+
+
+def _running_line(job: Job, step: int, latest: float | None) -> str:
+    share = min(1.0, step / job.steps)
+    return f"{job.name}: {step:,} of {job.steps:,} steps ({share:.0%}), return {_number(latest)}"

@@ -1,0 +1,115 @@
+"""Benchmark manifests: which presets, how long, with which seeds, and what to expect of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rl_training.coerce import build_dataclass, check_types, require
+from rl_training.config import TrainConfig, config_from_file, zoo_dir
+from rl_training.errors import ConfigError, did_you_mean
+from rl_training.yaml_io import load_yaml_file
+
+FORMAT = 1
+MANIFEST = "benchmark.yaml"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One preset of a benchmark."""
+
+    preset: str
+    """Name of a file beside the manifest, without its suffix."""
+    steps: int
+    """Steps a run takes."""
+    seeds: tuple[int, ...]
+    """Seeds it is run with."""
+    expected: float | None
+    """Mean return of the final policies to be reached; none where no figure is known."""
+    source: str
+    """Where that figure comes from."""
+
+    def __post_init__(self) -> None:
+        check_types(self, f"runs.{self.preset}")
+        require(self.steps >= 1, f"{self.preset}.steps", "at least 1", self.steps)
+        seeds_differ = len(set(self.seeds)) == len(self.seeds) > 0
+        require(seeds_differ, f"{self.preset}.seeds", "one or more, all different", self.seeds)
+        require(bool(self.source.strip()), f"{self.preset}.source", "said", self.source)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a manifest says."""
+
+    format: int
+    title: str
+    runs: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        require(self.format == FORMAT, "format", f"{FORMAT}, the one known here", self.format)
+        require(bool(self.runs), "runs", "one run or more", self.runs)
+        names = [entry.preset for entry in self.runs]
+        for name in names:
+            require(names.count(name) == 1, "runs", "of different presets", name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """A manifest and where it lies."""
+
+    path: Path
+    title: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.parent.name
+
+    def preset_file(self, entry: Entry) -> Path:
+        """The config file of an entry."""
+        return self.path.parent / f"{entry.preset}.yaml"
+
+    def config(self, entry: Entry) -> TrainConfig[Any]:
+        """The config of an entry, at the manifest's length."""
+        config = config_from_file(self.preset_file(entry))
+        return config.with_overrides(total_timesteps=entry.steps)
+
+
+def benchmark_names() -> list[str]:
+    """The packaged benchmarks."""
+    return sorted(path.parent.name for path in zoo_dir().glob(f"*/{MANIFEST}"))
+
+
+def find_manifest(name: str | Path) -> Path:
+    """A manifest by its path or its folder's; or a packaged one by its name ('classic')."""
+    path = Path(name)
+    if path.is_dir() and (path / MANIFEST).is_file():
+        return path / MANIFEST
+    if path.is_file():
+        return path
+    short = str(name).removeprefix("zoo/").removesuffix(f"/{MANIFEST}")
+    if short in benchmark_names():
+        return zoo_dir() / short / MANIFEST
+    raise ConfigError(f"no benchmark {str(name)!r}.{did_you_mean(short, benchmark_names())}")
+
+
+def load_benchmark(name: str | Path) -> Benchmark:
+    """Read a manifest strictly: unknown keys, missing presets and repeated ones are refused."""
+    path = find_manifest(name)
+    content = load_yaml_file(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping with format, title and runs")
+    try:
+        manifest = build_dataclass(Manifest, content, "manifest")
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    benchmark = Benchmark(path, manifest.title, manifest.runs)
+    for entry in benchmark.entries:
+        if not benchmark.preset_file(entry).is_file():
+            there = [file.stem for file in path.parent.glob("*.yaml") if file.name != MANIFEST]
+            hint = did_you_mean(entry.preset, there)
+            raise ConfigError(f"{path}: there is no {entry.preset}.yaml beside it.{hint}")
+        benchmark.config(entry)
+    return benchmark

@@ -1,0 +1,137 @@
+"""Runs jobs in a bounded number of processes, shows how they get on, survives their failures."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_training.tools.zoo_jobs import Job, Standing, command, latest_row, standing
+
+_POLL_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    job: Job
+    standing: Standing
+    error: str | None = None
+    """Its last words, where it failed."""
+
+
+@dataclasses.dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+Show = Callable[[list[tuple[Job, int, float | None]], list[Outcome]], None]
+"""Told from time to time: what is running (job, step, training return), and all that has ended."""
+
+
+def run_jobs(jobs: Sequence[Job], processes: int, show: Show) -> tuple[list[Outcome], bool]:
+    """Run what is not finished yet; what has ended, and whether we were asked to stop.
+
+    A signal is handed on: every run saves, and the same call goes on from there another time.
+    """
+    before = {job: standing(job) for job in jobs}
+    ended = [Outcome(job, now) for job, now in before.items() if now.status == "finished"]
+    waiting = [job for job in jobs if before[job].status != "finished"]
+    running: list[_Running] = []
+    threads = None if processes == 1 else max(1, (os.cpu_count() or 1) // processes)
+    with _stop_request() as stop:
+        asked = 0
+        while running or (waiting and not stop.count):
+            while waiting and len(running) < processes and not stop.count:
+                job = waiting.pop(0)
+                running.append(_start(job, before[job], threads))
+            if stop.count > asked:
+                asked = stop.count
+                for one in running:
+                    _ask_to_stop(one.process, hard=asked > 1)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                ended.append(_outcome(one))
+            show([(one.job, *_progress(one.job)) for one in running], ended)
+            if running:
+                time.sleep(_POLL_SECONDS)
+    return ended, stop.count > 0
+
+
+def _start(job: Job, where: Standing, threads: int | None) -> _Running:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    log = job.folder / "log.txt"
+    with log.open("ab") as file:
+        # A session of its own: Ctrl-C reaches it through us, once. There are no threads here that
+        # preexec_fn could trip over.
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command(job, where, threads),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+        )
+    return _Running(job, process, log)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM (the run saves) when the parent dies, however it does."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def _ask_to_stop(process: subprocess.Popen[bytes], *, hard: bool) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if hard:
+            process.kill()
+        else:
+            process.terminate()
+
+
+def _outcome(one: _Running) -> Outcome:
+    now = standing(one.job)
+    if one.process.returncode == 0:
+        return Outcome(one.job, now)
+    words = one.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = words[-1] if words else f"exit code {one.process.returncode}"
+    return Outcome(one.job, now, f"{last} (see {one.log})")
+
+
+def _progress(job: Job) -> tuple[int, float | None]:
+    runs = sorted(job.folder.glob("*/metrics.jsonl"))
+    return latest_row(runs[-1].parent) if runs else (0, None)
+
+
+class _Stop:
+    count = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+
+
+@contextlib.contextmanager
+def _stop_request() -> Iterator[_Stop]:
+    """Count SIGINT and SIGTERM instead of dying of them."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
