@@ -1,0 +1,145 @@
+"""``rl-training report``: one HTML page of curves, scores and configs from run folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import importlib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from rl_training.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_training.tools.report_model import Report
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportArgs:
+    """Write one HTML page of learning curves, final scores, configs and commands.
+
+    The page needs nothing but itself: open it from disk, mail it, put it on a server. Runs that
+    differ in nothing but their seed are aggregated; unfinished and damaged runs are shown as such.
+    """
+
+    runs: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUNS...", help_behavior_hint=""),
+    ]
+    """Run folders, or folders that hold some, however deep."""
+    output: Path = Path("report")
+    """Folder for report.html and the figures beside it (PNG); made where there is none."""
+    metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Draw and score this metric, e.g. losses/loss, instead of evaluation and training returns."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenReport:
+    """Where a report is, and what it says."""
+
+    page: Path
+    figures: tuple[Path, ...]
+    report: Report
+
+
+def main(args: list[str]) -> int:
+    """The command."""
+    from rl_training.flags import parse_flags
+
+    options: ReportArgs = parse_flags(ReportArgs, args, "rl-training report")
+    if not options.runs:
+        raise UserError("name at least one run folder, or a folder that holds some: runs/")
+    written = write_report(options.runs, options.output, metric=options.metric)
+    report = written.report
+    for remark in report.remarks:
+        sys.stderr.write(f"note: {remark}\n")
+    sys.stdout.write(
+        f"{len(report.runs)} runs in {len(report.results)} groups,"
+        f" {len(report.damaged)} damaged\npage: {written.page}\n"
+    )
+    if options.json:
+        sys.stdout.write(json.dumps(_as_json(written)) + "\n")
+    return 0
+
+
+def write_report(
+    runs: Sequence[Path | str],
+    output: Path | str,
+    *,
+    metric: str | None = None,
+    created: dt.datetime | None = None,
+) -> WrittenReport:
+    """Read the run folders at or below ``runs``; write ``report.html`` and PNGs in ``output``."""
+    _require_extra()
+    from rl_training.tools.report_data import find_run_folders, read_runs
+    from rl_training.tools.report_figures import environment_png
+    from rl_training.tools.report_model import build_report, wanted_metrics
+    from rl_training.tools.report_page import page
+
+    folders = find_run_folders([Path(path) for path in runs])
+    metrics = wanted_metrics(metric)
+    report = build_report(*read_runs(folders, metrics), metrics, created or dt.datetime.now(dt.UTC))
+    pictures = {
+        f"{name}.png": environment_png(report.panels[env_id])
+        for env_id, name in _file_names(report.panels).items()
+    }
+    output = Path(output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "report.html").write_text(page(report), encoding="utf-8")
+        for name, picture in pictures.items():
+            (output / name).write_bytes(picture)
+    except OSError as error:
+        raise UserError(f"cannot write the report to {output}: {error.strerror}") from None
+    figures = tuple(output / name for name in pictures)
+    return WrittenReport(output / "report.html", figures, report)
+
+
+def _require_extra() -> None:
+    try:
+        for module in ("matplotlib", "rliable.library"):
+            importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"a report needs pip install 'rl_training[report]' ({error.name} is not installed)"
+        ) from None
+
+
+def _file_names(panels: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """A file name for each environment that has something to draw; no two alike."""
+    names: dict[str, str] = {}
+    for env_id in (env_id for env_id, drawn in panels.items() if drawn):
+        base = "curves-" + (re.sub(r"[^A-Za-z0-9._-]+", "-", env_id).strip("-.")[:80] or "env")
+        taken = {name.lower() for name in names.values()}
+        count = sum(name == base.lower() or name.startswith(f"{base.lower()}~") for name in taken)
+        names[env_id] = f"{base}~{count + 1}" if count else base
+    return names
+
+
+def _as_json(written: WrittenReport) -> dict[str, Any]:
+    report = written.report
+    return {
+        "page": str(written.page),
+        "figures": [str(path) for path in written.figures],
+        "groups": [
+            {
+                "label": result.group.label,
+                "env_id": result.group.env_id,
+                "metric": result.metric,
+                "seeds": [run.seed for run in result.group.counted],
+                "unfinished": [str(run.path) for run in result.group.runs if not run.finished],
+                "score": dataclasses.asdict(result.score) if result.score else None,
+            }
+            for result in report.results
+        ],
+        "damaged": [{"path": str(run.path), "reason": run.reason} for run in report.damaged],
+    }

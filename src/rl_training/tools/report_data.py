@@ -1,0 +1,186 @@
+"""Run folders as a report sees them: found, and read or listed as damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError, UserError
+from rl_training.tools.report_log import DamagedError, Series, read_log
+from rl_training.yaml_io import load_yaml_file
+
+_FILES = ("config.yaml", "metadata.json", "metrics.jsonl", "summary.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One readable run folder."""
+
+    path: Path
+    config: Mapping[str, Any]
+    """Flat: algorithm knobs are 'algo_kwargs.NAME'."""
+    metadata: Mapping[str, Any]
+    status: str
+    """'finished', 'interrupted', 'failed', or 'no end recorded' (still running, or killed)."""
+    reason: str
+    step: int
+    total: int
+    seconds: float
+    series: Mapping[str, Series]
+    metric_names: frozenset[str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ran to its end."""
+        return self.status == "finished"
+
+    @property
+    def algo(self) -> str:
+        """The algorithm's name."""
+        return str(self.config["algo"])
+
+    @property
+    def env_id(self) -> str:
+        """The environment's id."""
+        return str(self.config["env_id"])
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.config["seed"])
+
+    @property
+    def created(self) -> str:
+        """When it started, in UTC."""
+        return str(self.metadata.get("created", ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class DamagedRun:
+    """A run folder that could not be read."""
+
+    path: Path
+    reason: str
+
+
+def find_run_folders(paths: Sequence[Path]) -> list[Path]:
+    """The run folders at or below ``paths``, each one once."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path} does not exist")
+        if not path.is_dir():
+            raise UserError(f"{path} is not a folder; name a run folder, or one that holds some")
+        here = list(_walk(path))
+        if not here:
+            raise UserError(
+                f"no runs found in {path}: a run folder holds config.yaml, metadata.json"
+                " and metrics.jsonl"
+            )
+        for folder in here:
+            found.setdefault(folder.resolve(), folder)
+    return sorted(found.values())
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(path):
+        if sum(name in files for name in _FILES) >= 2:  # one that lost a file is still shown
+            below.clear()
+            yield Path(folder)
+
+
+def read_runs(
+    folders: Iterable[Path], metrics: Sequence[str]
+) -> tuple[list[Run], list[DamagedRun]]:
+    """Read every folder; what cannot be read comes back with the reason."""
+    runs: list[Run] = []
+    damaged: list[DamagedRun] = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder, metrics))
+        except DamagedError as error:
+            damaged.append(DamagedRun(folder, str(error)))
+    return runs, damaged
+
+
+def read_run(folder: Path, metrics: Sequence[str]) -> Run:
+    """Read one folder, keeping the named metrics."""
+    config = _read_config(folder / "config.yaml")
+    metadata = _read_mapping(folder / "metadata.json")
+    log = read_log(folder / "metrics.jsonl", metrics)
+    summary = _read_summary(folder / "summary.json")
+    status, reason = summary.get("status", "no end recorded"), str(summary.get("reason", ""))
+    step = summary.get("global_step", log.last_step)
+    if not summary:
+        reason = "still running, or killed"
+    elif log.last_step > step:
+        # A resumed run writes its summary only when it ends again.
+        status, reason, step = "no end recorded", "resumed; still running, or killed", log.last_step
+    return Run(
+        path=folder,
+        config=config,
+        metadata=metadata,
+        status=status,
+        reason=reason,
+        step=step,
+        total=summary.get("total_timesteps", config["total_timesteps"]),
+        seconds=log.seconds,
+        series=log.series,
+        metric_names=log.names,
+        notes=log.notes,
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise DamagedError("config.yaml is missing")
+    try:
+        content = load_yaml_file(path)
+    except ConfigError as error:
+        raise DamagedError(str(error).replace(str(path), "config.yaml")) from None
+    if not isinstance(content, dict):
+        raise DamagedError("config.yaml does not hold settings")
+    flat = dict(_flatten(content))
+    _require(path, flat, algo=str, env_id=str, seed=int, total_timesteps=int)
+    flat.pop("format", None)
+    return flat
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    """What a trainer writes when a run ends; empty before."""
+    if not path.exists():
+        return {}
+    content = _read_mapping(path)
+    _require(path, content, status=str, global_step=int, total_timesteps=int)
+    return content
+
+
+def _require(path: Path, content: Mapping[str, Any], **kinds: type) -> None:
+    for key, kind in kinds.items():
+        if not isinstance(content.get(key), kind):
+            raise DamagedError(f"{path.name} has no usable {key!r}")
+
+
+def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DamagedError(f"{path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{path.name} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DamagedError(f"{path.name} does not hold a mapping")
+    return content

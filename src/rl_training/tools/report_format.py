@@ -1,0 +1,72 @@
+"""Numbers, durations and settings as people read them."""
+
+from __future__ import annotations
+
+import json
+import math
+from html import escape
+from typing import Any
+
+NONE = "\N{EN DASH}"
+_MINUS = "\N{MINUS SIGN}"
+
+
+def compact(value: float) -> str:
+    """A number of steps: 1.5k, 2M; three digits."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{suffix}".replace("-", _MINUS)
+    return f"{value:.3g}".replace("-", _MINUS)
+
+
+def tick(value: float) -> str:
+    """A return on an axis: in full up to five digits."""
+    return compact(value) if abs(value) >= 1e5 else f"{value:,.5g}".replace("-", _MINUS)
+
+
+def number(value: float | None) -> str:
+    """A score: about four digits, never in powers of ten unless it is tiny."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    size = abs(value)
+    if size >= 1000:
+        text = f"{value:,.0f}"
+    elif size >= 100:
+        text = f"{value:.1f}"
+    elif size >= 0.1 or size == 0:
+        text = f"{value:.2f}"
+    else:
+        text = f"{value:.3g}"
+    return text.replace("-", _MINUS)
+
+
+def whole(value: float) -> str:
+    """A count, with separators."""
+    return f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """``3.6 s``, ``4 min 10 s``, ``2 h 05 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit that a time axis reaching ``seconds`` is read in, and its length in seconds."""
+    if seconds < 120:
+        return "s", 1.0
+    return ("min", 60.0) if seconds < 7200 else ("h", 3600.0)
+
+
+def setting(value: Any) -> str:
+    """A value of a config, as it stands in YAML or nearly so."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def html(value: Any) -> str:
+    """Text that is safe in a page, in an attribute too."""
+    return escape(str(value), quote=True)

@@ -1,0 +1,99 @@
+"""Runs that differ only in their seed are one group; what tells groups apart is their label."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rl_training.tools.report_data import Run
+
+_NOT_LEARNING = frozenset(
+    {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}
+)
+"""Settings that leave what is learnt as it is: runs that differ in these alone are one group."""
+_LABEL_KEYS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs of one config on several seeds."""
+
+    label: str
+    env_id: str
+    settings: Mapping[str, Any]
+    runs: tuple[Run, ...]
+    """All of them, by seed."""
+    counted: tuple[Run, ...]
+    """Those that are aggregated: finished, one for each seed."""
+
+    @property
+    def set_aside(self) -> tuple[Run, ...]:
+        """Runs that are shown but not aggregated."""
+        return tuple(run for run in self.runs if run not in self.counted)
+
+
+def make_groups(runs: Iterable[Run]) -> list[Group]:
+    """Group runs, sorted by environment and label."""
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[json.dumps(_settings(run), sort_keys=True, default=str)].append(run)
+    alike: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
+    for _, members in sorted(found.items()):
+        alike[members[0].env_id, members[0].algo].append(members)
+    groups = [
+        _group(members, label)
+        for siblings in alike.values()
+        for members, label in zip(siblings, _labels(siblings), strict=True)
+    ]
+    return sorted(groups, key=lambda group: (group.env_id, group.label))
+
+
+def common_settings(groups: Sequence[Group]) -> dict[str, Any]:
+    """What is the same in every group."""
+    first, *others = (group.settings for group in groups)
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and other[key] == value for other in others)
+    }
+
+
+def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that are not the same, or not there, in all of ``settings``; in the order they stand."""
+    keys = dict.fromkeys(key for mapping in settings for key in mapping)
+    absent = object()
+    return [
+        key
+        for key in keys
+        if any(mapping.get(key, absent) != settings[0].get(key, absent) for mapping in settings)
+    ]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in _NOT_LEARNING}
+
+
+def _group(members: list[Run], label: str) -> Group:
+    runs = tuple(sorted(members, key=lambda run: (run.seed, run.created, str(run.path))))
+    # A seed trained twice is not two samples: its newest run stands for it.
+    newest = {run.seed: run for run in runs if run.finished}
+    return Group(label, runs[0].env_id, _settings(runs[0]), runs, tuple(newest.values()))
+
+
+def _labels(siblings: Sequence[list[Run]]) -> list[str]:
+    """The algorithm's name, and where that is not enough what differs."""
+    algo = siblings[0][0].algo
+    if len(siblings) == 1:
+        return [algo]
+    settings = [_settings(members[0]) for members in siblings]
+    keys = differing_keys(settings)[:_LABEL_KEYS]
+    labels = [
+        f"{algo}, " + ", ".join(f"{key.rpartition('.')[2]} {each.get(key)}" for key in keys)
+        for each in settings
+    ]
+    if len(set(labels)) == len(labels):
+        return labels
+    return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]

@@ -1,0 +1,148 @@
+"""What a report says, before it is drawn or written: groups, scores, panels, things to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+
+from rl_training.errors import UserError, did_you_mean
+from rl_training.tools.report_data import DamagedRun, Run
+from rl_training.tools.report_figures import Line, Panel, raw_curve
+from rl_training.tools.report_format import compact
+from rl_training.tools.report_groups import Group, make_groups
+from rl_training.tools.report_stats import Axis, Score, aggregate_curve, aggregate_scores
+
+EVALUATION, TRAINING = "eval/return_mean", "rollout/return_mean"
+_AXES: tuple[Axis, ...] = ("steps", "seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupResult:
+    """A group and what came out of it."""
+
+    group: Group
+    order: int
+    """Its place among the groups of its environment."""
+    metric: str
+    """What its score is a score of."""
+    score: Score | None
+    """Of finished runs; None where there are none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All that a page holds."""
+
+    created: dt.datetime
+    results: tuple[GroupResult, ...]
+    panels: Mapping[str, tuple[Panel, ...]]
+    """By environment."""
+    damaged: tuple[DamagedRun, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every readable run."""
+        return [run for result in self.results for run in result.group.runs]
+
+
+def wanted_metrics(metric: str | None) -> tuple[str, ...]:
+    """The metric that was asked for, or evaluation and training returns."""
+    return (metric,) if metric else (EVALUATION, TRAINING)
+
+
+def build_report(
+    runs: Sequence[Run],
+    damaged: Sequence[DamagedRun],
+    metrics: Sequence[str],
+    created: dt.datetime,
+) -> Report:
+    """Group runs, aggregate them, and note what a reader must know."""
+    _check_metrics(runs, metrics)
+    by_env: dict[str, list[Group]] = {}
+    for group in make_groups(runs):
+        by_env.setdefault(group.env_id, []).append(group)
+    results = tuple(
+        _result(group, order, metrics)
+        for groups in by_env.values()
+        for order, group in enumerate(groups)
+    )
+    panels = {env_id: _panels(groups, metrics) for env_id, groups in by_env.items()}
+    return Report(created, results, panels, tuple(damaged), _remarks(results, damaged))
+
+
+def last_value(run: Run, metric: str) -> tuple[float, int] | None:
+    """The last logged value of a metric and its step."""
+    series = run.series[metric]
+    return (float(series.values[-1]), int(series.steps[-1])) if len(series) else None
+
+
+def _check_metrics(runs: Sequence[Run], metrics: Sequence[str]) -> None:
+    known = {name for run in runs for name in run.metric_names}
+    if runs and not known.intersection(metrics) and metrics != (EVALUATION, TRAINING):
+        raise UserError(f"no run logged {metrics[0]!r}.{did_you_mean(metrics[0], known)}")
+
+
+def _result(group: Group, order: int, metrics: Sequence[str]) -> GroupResult:
+    for metric in metrics:
+        last = [last_value(run, metric) for run in group.counted]
+        scores = [value for value, _ in filter(None, last)]
+        if scores and len(scores) == len(last):
+            return GroupResult(group, order, metric, aggregate_scores(scores))
+    logged = [m for m in metrics if any(len(run.series[m]) for run in group.runs)]
+    return GroupResult(group, order, (*logged, metrics[0])[0], None)
+
+
+def _panels(groups: Sequence[Group], metrics: Sequence[str]) -> tuple[Panel, ...]:
+    return tuple(
+        Panel(groups[0].env_id, metric, axis, lines)
+        for metric in metrics
+        if any(len(run.series[metric]) for group in groups for run in group.runs)
+        for axis in _AXES
+        if (lines := tuple(_line(group, i, metric, axis) for i, group in enumerate(groups)))
+    )
+
+
+def _line(group: Group, order: int, metric: str, axis: Axis) -> Line:
+    alone = tuple(
+        raw_curve(getattr(run.series[metric], axis), run.series[metric].values)
+        for run in group.set_aside
+        if len(run.series[metric])
+    )
+    curve = aggregate_curve([run.series[metric] for run in group.counted], axis)
+    return Line(group.label, order, curve, alone)
+
+
+def _remarks(results: Sequence[GroupResult], damaged: Sequence[DamagedRun]) -> tuple[str, ...]:
+    remarks = []
+    if damaged:
+        remarks.append(f"{_count(len(damaged), 'run folder is', 'run folders are')} damaged.")
+    for result in results:
+        group, name = result.group, f"{result.group.label} on {result.group.env_id}"
+        unfinished = [run for run in group.runs if not run.finished]
+        repeated = len(group.set_aside) - len(unfinished)
+        if unfinished:
+            ends = ", ".join(sorted({run.status for run in unfinished}))
+            remarks.append(
+                f"{name}: {len(unfinished)} of {_count(len(group.runs), 'run', 'runs')} did not"
+                f" finish ({ends}). Not aggregated; drawn as thin dotted lines."
+            )
+        if repeated:
+            remarks.append(
+                f"{name}: {_count(repeated, 'run repeats a seed', 'runs repeat a seed')}."
+                " The newest of each seed counts."
+            )
+        if len(group.counted) == 1:
+            remarks.append(f"{name}: a single seed, so there is no interval.")
+        ends_at = sorted({run.step for run in group.counted})
+        if len(ends_at) > 1:
+            remarks.append(
+                f"{name}: seeds ended between {compact(ends_at[0])} and {compact(ends_at[-1])}"
+                " steps; its curves end where the first of them does."
+            )
+    return tuple(remarks)
+
+
+def _count(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
