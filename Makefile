@@ -6,7 +6,7 @@ DEV := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full test-learn test-wheel lint type format bench clean
+.PHONY: help train test test-full test-learn test-report test-wheel lint type format bench clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,7 +23,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt $(CORE)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,video,report,docs,dev]'
 	@touch $@
 
 $(BENCH): pyproject.toml constraints.txt $(CORE)
@@ -41,6 +41,9 @@ test-full: $(DEV) ## every test but the learning runs: the whole resume cross pr
 
 test-learn: $(DEV) ## train presets to their published bars, five seeds each (minutes)
 	$(BIN)/python -m pytest -m learn --timeout 3600 -s
+
+test-report: $(DEV) ## the report and its page in a real browser (needs chromium)
+	$(BIN)/python -m pytest tests/test_report.py tests/test_report_browser.py
 
 test-wheel: $(CORE) ## build a wheel, install it in an empty environment, train from it elsewhere
 	PYTHON=$(PYTHON) PIP=$(BIN)/pip sh scripts/test_wheel.sh

@@ -1,0 +1,152 @@
+"""``rl-training doctor``: what is installed, and where a training step's time goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.tools.doctor_advice import Advice, Result
+
+_LEAST_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorArgs:
+    """Say what is installed; with --config, measure a training step and what would be faster.
+
+    Short real runs in a temporary folder; nothing of yours is changed.
+    """
+
+    config: str | None = None
+    """A preset's name or a YAML file to measure."""
+    seconds: float = 60.0
+    """About how long measuring may take in all."""
+    json: bool = False
+    """Print the findings as one JSON object on the last line."""
+
+
+def main(args: list[str]) -> int:
+    """Entry point."""
+    from rl_training.flags import parse_flags
+
+    options: DoctorArgs = parse_flags(DoctorArgs, args, "rl-training doctor")
+    if options.seconds < _LEAST_SECONDS:
+        raise ConfigError(f"--seconds must be at least {_LEAST_SECONDS:g}; got {options.seconds:g}")
+    config: Any = None
+    if options.config is not None:
+        from rl_training.config import config_from_file
+
+        config = config_from_file(options.config)
+    from rl_training.tools import doctor_system
+
+    system = doctor_system.examine()
+    sys.stdout.write(doctor_system.as_text(system))
+    sys.stdout.flush()
+    found: dict[str, Any] = dataclasses.asdict(system)
+    if config is not None:
+        from rl_training.tools.doctor_advice import advise
+
+        _say(f"measuring {options.config} for about {options.seconds:g} s")
+        advice = advise(config, system, options.seconds, lambda line: _say(f"  {line}"))
+        sys.stdout.write(_as_text(advice, str(options.config), config.checkpoint_interval))
+        found["measured"] = _as_plain(advice)
+    if options.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+def _as_text(advice: Advice, name: str, checkpoint_interval: int) -> str:
+    base = advice.base
+    lines = [
+        "",
+        f"{name} on {advice.device}: {base.rate:,.0f} steps/s, give or take {base.spread:.0%}",
+        "",
+        "where the time goes",
+        *(f"  {part:12s} {share:6.1%}" for part, share in _parts(advice).items()),
+        f"  of all this, copying to and from the device: {advice.transfer:.1%}",
+        "  not in these figures: evaluation, and checkpoints"
+        + _checkpoint_share(advice, checkpoint_interval),
+        "",
+        "alternatives",
+        *(f"  {_row(advice, result)}" for result in advice.tried),
+        "",
+        *_recommendation(advice, name),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _parts(advice: Advice) -> dict[str, float]:
+    rest = max(0.0, 1.0 - sum(advice.shares.values()))
+    return {**advice.shares, "rest": rest}
+
+
+def _checkpoint_share(advice: Advice, interval: int) -> str:
+    each = f" ({advice.checkpoint_seconds:.2f} s each"
+    if not interval:
+        return f"{each})"
+    between = interval / advice.base.rate
+    share = advice.checkpoint_seconds / (between + advice.checkpoint_seconds)
+    return f"{each}: {share:.1%} at one every {interval:,} steps)"
+
+
+def _row(advice: Advice, result: Result) -> str:
+    if not result.rates:
+        return f"{result.trial.name:40s} {result.reason}"
+    noise = advice.noise(result)
+    verdict = "faster" if advice.is_faster(result) else "no clear gain"
+    if advice.is_slower(result):
+        verdict = "slower"
+    figures = f"{result.rate:9,.0f} steps/s  {advice.ratio(result):5.2f}x"
+    return f"{result.trial.name:40s} {figures}  {verdict} (noise {noise:.0%})"
+
+
+def _recommendation(advice: Advice, name: str) -> list[str]:
+    faster = sorted(filter(advice.is_faster, advice.tried), key=advice.ratio, reverse=True)
+    same = [result for result in faster if not result.trial.changes]
+    other = [result for result in faster if result.trial.changes]
+    lines = []
+    for results, problem in (
+        (same, "the same learning problem"),
+        (other, "ANOTHER learning problem"),
+    ):
+        if results:
+            best = results[0]
+            why = f" ({best.trial.changes})" if best.trial.changes else ""
+            lines += [
+                f"faster, {advice.ratio(best):.2f}x, {problem}{why}:",
+                f"  rl-training train {name} {best.trial.flags}",
+            ]
+    return lines or ["nothing that was tried is clearly faster: keep the config as it is"]
+
+
+def _as_plain(advice: Advice) -> dict[str, Any]:
+    return {
+        "device": advice.device,
+        "steps_per_second": advice.base.rate,
+        "noise": advice.base.spread,
+        "shares": _parts(advice),
+        "transfer": advice.transfer,
+        "checkpoint_seconds": advice.checkpoint_seconds,
+        "alternatives": [
+            {
+                "settings": result.trial.overrides,
+                "flags": result.trial.flags,
+                "rates": list(result.rates),
+                "ratio": advice.ratio(result) if result.rates else None,
+                "faster": advice.is_faster(result),
+                "changes_learning": result.trial.changes or None,
+                "reason": result.reason or None,
+            }
+            for result in advice.tried
+        ],
+    }
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

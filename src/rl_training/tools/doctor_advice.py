@@ -1,0 +1,204 @@
+"""Measures a config and its alternatives within a time limit, and says which are faster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError, UserError
+from rl_training.tools.doctor_system import System
+from rl_training.tools.doctor_trials import Trial, baseline, combined, trials
+
+WORTH_TELLING = 0.05
+"""Gain from which on a recommendation is made, if noise is not larger."""
+_WINDOWS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a trial."""
+
+    trial: Trial
+    rates: tuple[float, ...]
+    reason: str = ""
+    """Why there are no figures."""
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+    @property
+    def spread(self) -> float:
+        """How far windows lie from the median, as a share of it."""
+        if not self.rates:
+            return 0.0
+        return max(abs(rate - self.rate) for rate in self.rates) / self.rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """Where the time goes, and what would be faster."""
+
+    device: str
+    base: Result
+    shares: dict[str, float]
+    transfer: float
+    checkpoint_seconds: float
+    tried: tuple[Result, ...]
+
+    def ratio(self, result: Result) -> float:
+        """Against the config as it is."""
+        return result.rate / self.base.rate
+
+    def noise(self, result: Result) -> float:
+        """The gain under which this result tells nothing."""
+        return max(self.base.spread, result.spread)
+
+    def is_faster(self, result: Result) -> bool:
+        """Whether it is, beyond noise."""
+        return bool(result.rates) and self.ratio(result) - 1 > max(
+            WORTH_TELLING, self.noise(result)
+        )
+
+    def is_slower(self, result: Result) -> bool:
+        """Whether it is, beyond noise."""
+        return 1 - self.ratio(result) > max(WORTH_TELLING, self.noise(result))
+
+
+def advise(
+    config: TrainConfig[Any], system: System, seconds: float, say: Callable[[str], None]
+) -> Advice:
+    """Measure for about so many seconds."""
+    laboratory = _Laboratory(config, seconds, say)
+    first = laboratory.first()
+    measured = Result(baseline(), tuple(first["rates"]))
+    candidates = trials(config, first["device"], system)
+    tried = [
+        laboratory.attempt(trial, still_to_come=len(candidates) - i)
+        for i, trial in enumerate(candidates)
+    ]
+    rough = Advice(first["device"], measured, {}, 0.0, 0.0, tuple(tried))
+    winners = [r.trial for r in tried if rough.is_faster(r) and not r.trial.changes]
+    if (both := combined(winners, {r.trial.name: r.rate for r in tried})) is not None:
+        tried.append(laboratory.attempt(both, still_to_come=1))
+    again = laboratory.attempt(baseline(), still_to_come=0)
+    return Advice(
+        device=first["device"],
+        base=Result(baseline(), (*measured.rates, *again.rates)),
+        shares=first["shares"],
+        transfer=first["transfer"],
+        checkpoint_seconds=first["checkpoint_seconds"],
+        tried=tuple(tried),
+    )
+
+
+class _Laboratory:
+    """Runs children one at a time, in a temporary folder, until the time is up."""
+
+    def __init__(
+        self, config: TrainConfig[Any], seconds: float, say: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._deadline = time.monotonic() + seconds
+        self._measure = min(5.0, max(1.0, seconds / 20))
+        self._start_up = 0.0
+        self._say = say
+
+    def first(self) -> dict[str, Any]:
+        """The config as it is, with where its time goes; the whole limit may go into this."""
+        self._say("the config as it is, and where its time goes")
+        begun = time.monotonic()
+        reply = self._child(self._config, profile=True, limit=self._left())
+        if reply is None:
+            raise UserError(
+                f"a few iterations of {self._config.algo} on {self._config.env_id} take longer than"
+                " the time given: raise --seconds"
+            )
+        if reply["error"] is not None:
+            raise ConfigError(reply["error"])
+        # What a child takes beside measuring; its profile is a window more.
+        self._start_up = max(1.0, time.monotonic() - begun - self._measure * (1 + 1 / _WINDOWS))
+        return reply
+
+    def attempt(self, trial: Trial, *, still_to_come: int) -> Result:
+        """Measure one trial, leaving time for those that follow (each at its usual cost)."""
+        usual = self._start_up + self._measure
+        limit = self._left() - still_to_come * usual
+        if limit < usual:
+            limit = usual if self._left() >= usual else 0.0
+        if limit == 0.0:
+            return Result(trial, (), "not tried: the time was up (--seconds)")
+        self._say(trial.name)
+        try:
+            config = self._config.with_overrides(**trial.overrides)
+        except ConfigError as error:
+            return Result(trial, (), f"not possible: {error}")
+        reply = self._child(config, profile=False, limit=limit)
+        if reply is None:
+            return Result(trial, (), f"stopped after {limit:.0f} s, not warm yet (--seconds)")
+        if reply["error"] is not None:
+            return Result(trial, (), f"not possible: {reply['error']}")
+        return Result(trial, tuple(reply["rates"]))
+
+    def _left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _child(
+        self, config: TrainConfig[Any], *, profile: bool, limit: float
+    ) -> dict[str, Any] | None:
+        """What the child replied; None where the time was up first."""
+        with tempfile.TemporaryDirectory(prefix="rl_training-doctor-") as folder:
+            request = {
+                "settings": config.to_dict(),
+                "folder": folder,
+                "seconds": self._measure,
+                "windows": _WINDOWS,
+                "profile": profile,
+            }
+            command = [sys.executable, "-m", "rl_training.tools.doctor_probe", json.dumps(request)]
+            output, errors, code = _run(command, max(limit, 1.0))
+        try:
+            reply: dict[str, Any] = json.loads(output.splitlines()[-1])
+        except (IndexError, ValueError):
+            if code is None:
+                return None
+            last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {code}"
+            return {"error": f"the run failed ({last[:300]})"}
+        return reply
+
+
+def _run(command: list[str], limit: float) -> tuple[str, str, int | None]:
+    """Output, errors and exit code (None: stopped at its limit) of a process.
+
+    It ends with all that it started, whatever happens.
+    """
+    group = os.name == "posix"
+    process = subprocess.Popen(  # noqa: S603 - ourselves
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=group,
+    )
+    try:
+        output, errors = process.communicate(timeout=limit)
+    except BaseException as error:
+        if group:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        output, errors = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return output, errors, None
+    return output, errors, process.returncode

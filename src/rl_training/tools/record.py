@@ -1,0 +1,95 @@
+"""``rl-training record``: a video of whole episodes with the score above them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_training.seeding import stream_seed
+from rl_training.tools.video import captioned, check_output, open_video
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordArgs:
+    """Record whole episodes of a trained policy as a video.
+
+    They are those that ``rl-training eval`` plays for the same seed and number of episodes.
+    """
+
+    checkpoint: Path
+    """A checkpoint, or a run folder (its last one)."""
+    output: Path | None = None
+    """An .mp4 or .gif file; unset: an .mp4 under videos/ in the run folder."""
+    num_episodes: int = 1
+    """Whole episodes to record."""
+    seed: int | None = None
+    """Which episodes; unset: derived from the run's seed, unlike those of training."""
+    deterministic: bool = True
+    """Take the most likely action instead of sampling one."""
+    fps: float | None = None
+    """Frames a second; unset: as fast as the environment is meant to run."""
+    max_steps: int | None = None
+    """Steps after which an episode is left; unset: never."""
+    device: Literal["auto", "cpu", "cuda", "mps"] | None = None
+    """Where the network runs; unset: as in training."""
+
+
+def main(args: list[str]) -> int:
+    """Entry point."""
+    from rl_training.flags import parse_flags
+
+    options: RecordArgs = parse_flags(RecordArgs, args, "rl-training record")
+    check_output(Path("video.mp4") if options.output is None else options.output)
+    from rl_training.tools import episodes
+
+    episodes.check_counts(options.num_episodes, options.max_steps, options.fps)
+    episodes.prefer_offscreen()
+    policy, step = episodes.load_player(options.checkpoint, options.device)
+    seed_given = policy.config.seed if options.seed is None else options.seed
+    seed = stream_seed(seed_given, "evaluation")
+    player = episodes.PolicyPlayer(policy, deterministic=options.deterministic, seed=seed)
+    output = options.output or _default_output(options, step)
+    with contextlib.ExitStack() as stack:
+        envs: list[Any] = episodes.evaluation_envs(policy.config, options.num_episodes, "rgb_array")
+        for env in envs:
+            stack.callback(_close, env)
+            env.reseed(seed)
+        fps = options.fps or episodes.natural_fps(policy.config, envs[0])
+        add = stack.enter_context(open_video(output, fps))
+        finished, frames, said = 0, 0, time.monotonic()
+        quotas = episodes.shares(options.num_episodes, len(envs))
+        for env, quota in zip(envs, quotas, strict=True):
+            for moment in episodes.played(
+                env, player, quota, first=finished + 1, max_steps=options.max_steps
+            ):
+                add(captioned(episodes.picture_of(env), moment.caption()))
+                frames += 1
+                if moment.last:
+                    sys.stdout.write(moment.result())
+                elif time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+                    said = time.monotonic()
+                    sys.stderr.write(moment.caption() + "\n")
+            finished += quota
+    sys.stdout.write(f"{output}: {frames} frames, {frames / fps:.1f} s at {fps:g} a second\n")
+    return 0
+
+
+def _default_output(options: RecordArgs, step: int | None) -> Path:
+    from rl_training.checkpointing import find_checkpoint
+
+    path = find_checkpoint(options.checkpoint)
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    name = path.stem if step is None else f"step_{step:012d}"
+    episode = "" if options.seed is None else f"-seed{options.seed}"
+    return run / "videos" / f"{name}{episode}.mp4"
+
+
+def _close(env: Any) -> None:
+    with contextlib.suppress(Exception):  # a renderer that failed also fails to close
+        env.close()

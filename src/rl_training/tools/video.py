@@ -1,0 +1,115 @@
+"""Videos and GIFs from pictures: a caption above each, one frame at a time, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training._lazy import resolve
+from rl_training.errors import UserError
+from rl_training.types import Array
+
+FORMATS = (".mp4", ".gif")
+_NEEDED = ("imageio_ffmpeg", "PIL")
+_MIN_WIDTH = 320
+_FASTEST_GIF = 50
+"""Frames a second: browsers play shorter delays than two hundredths of a second slowly."""
+_GIF_PALETTES = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1"
+"""A palette for every frame, so that none has to be held back until the last is known."""
+
+
+def check_output(path: Path) -> None:
+    """Refuse a format that is not written, and say what to install, before anything is played."""
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"--output {path} must end in {' or '.join(FORMATS)}")
+    if path.is_dir():
+        raise UserError(f"--output {path} is a folder: name a file in it")
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+        raise UserError("recording needs an extra: pip install 'rl_training[video]'")
+
+
+def captioned(picture: Array, text: str) -> Array:
+    """The picture under a strip with ``text``, so that nothing of it is hidden.
+
+    Small ones are enlarged, and odd sizes padded to the even ones that H.264 wants.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    zoom = -(-_MIN_WIDTH // picture.shape[1])
+    large = picture.repeat(zoom, axis=0).repeat(zoom, axis=1)
+    height, width = large.shape[0], large.shape[1]
+    font_size = max(14, width // 30)
+    strip = font_size * 2
+    canvas = Image.new("RGB", (width + width % 2, strip + height + (strip + height) % 2))
+    canvas.paste(Image.fromarray(large), (0, strip))
+    font: Any = ImageFont.load_default(font_size)
+    ImageDraw.Draw(canvas).text((font_size // 2, font_size // 3), text, "white", font)
+    return np.asarray(canvas)
+
+
+@contextlib.contextmanager
+def open_video(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
+    """A function that adds a frame; the file is there once the context ends without an error."""
+    temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp{path.suffix}")
+    encoder = _Encoder(temporary, fps)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield encoder.add
+        encoder.finish()
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        encoder.finish()
+        temporary.unlink(missing_ok=True)
+
+
+class _Encoder:
+    """ffmpeg, begun with the first frame, whose size all others must have."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path = path
+        self._fps = fps
+        self._shape: tuple[int, ...] = ()
+        self._frames: Any = None
+
+    def add(self, frame: Array) -> None:
+        if self._frames is None:
+            self._shape = frame.shape
+            self._frames = self._begin()
+            self._frames.send(None)
+        if frame.shape != self._shape:
+            raise UserError(
+                f"the environment's pictures change their size, from {self._shape[1::-1]}"
+                f" to {frame.shape[1::-1]}: a video cannot show that"
+            )
+        self._frames.send(np.ascontiguousarray(frame))
+
+    def _begin(self) -> Any:
+        write_frames = resolve("imageio_ffmpeg:write_frames")
+        size = (self._shape[1], self._shape[0])
+        if self._path.suffix.lower() == ".gif":
+            return write_frames(
+                str(self._path),
+                size,
+                fps=min(self._fps, _FASTEST_GIF),
+                codec="gif",
+                pix_fmt_out="pal8",
+                quality=None,
+                macro_block_size=1,
+                output_params=["-filter_complex", _GIF_PALETTES],
+            )
+        return write_frames(str(self._path), size, fps=self._fps, quality=7, macro_block_size=2)
+
+    def finish(self) -> None:
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                frames.close()
