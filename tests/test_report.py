@@ -626,3 +626,13 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_labels_name_wrappers_by_their_classes_and_stay_short() -> None:
+    from rl_training.tools.report_groups import _brief
+
+    hidden = [{"path": "rl_training.envs.wrappers:HideVelocities", "kwargs": {}}]
+    assert _brief(hidden) == "HideVelocities"
+    assert _brief([]) == "none"
+    assert _brief([64, 64]) == "[64, 64]"
+    assert len(_brief("x" * 100)) == 40

@@ -106,7 +106,7 @@ def environment_png(panels: Sequence[Panel]) -> bytes:
 
 def _draw(axes: Any, panel: Panel, theme: _Theme) -> dict[str, Any]:
     """Draw a panel; the handles of its lines by their labels."""
-    furthest = max((curve.x[-1] for curve in _curves(panel)), default=1.0)
+    furthest = max((curve.x[-1] for curve in _curves(panel.lines)), default=1.0)
     unit, scale = time_unit(furthest) if panel.axis == "seconds" else ("steps", 1.0)
     handles: dict[str, Any] = {}
     for line in panel.lines:
@@ -152,9 +152,14 @@ def _dress(axes: Any, theme: _Theme, x_label: str) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: tick(value))
 
 
-def _curves(panel: Panel) -> list[Curve]:
-    own = [line.curve for line in panel.lines if line.curve is not None]
-    return own + [curve for line in panel.lines for curve in line.set_aside]
+def has_curves(lines: Sequence[Line]) -> bool:
+    """Whether there is anything to draw: seeds may have no point of time in common."""
+    return bool(_curves(lines))
+
+
+def _curves(lines: Sequence[Line]) -> list[Curve]:
+    own = [line.curve for line in lines if line.curve is not None and len(line.curve.x)]
+    return own + [curve for line in lines for curve in line.set_aside if len(curve.x)]
 
 
 def _plain(curve: Curve, scale: float) -> tuple[Any, Any]:

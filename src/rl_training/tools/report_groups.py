@@ -15,6 +15,7 @@ _NOT_LEARNING = frozenset(
 )
 """Settings that leave what is learnt as it is: runs that differ in these alone are one group."""
 _LABEL_KEYS = 3
+_LABEL_LENGTH = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +92,21 @@ def _labels(siblings: Sequence[list[Run]]) -> list[str]:
     settings = [_settings(members[0]) for members in siblings]
     keys = differing_keys(settings)[:_LABEL_KEYS]
     labels = [
-        f"{algo}, " + ", ".join(f"{key.rpartition('.')[2]} {each.get(key)}" for key in keys)
+        f"{algo}, " + ", ".join(f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in keys)
         for each in settings
     ]
     if len(set(labels)) == len(labels):
         return labels
     return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
+
+
+def _brief(value: Any) -> str:
+    """A setting in a label: wrappers by their classes, and nothing longer than a few words."""
+    text = str(value)
+    if isinstance(value, list) and all(isinstance(each, dict) and "path" in each for each in value):
+        text = " + ".join(each["path"].rpartition(":")[2] for each in value) or "none"
+    return (
+        text
+        if len(text) <= _LABEL_LENGTH
+        else f"{text[: _LABEL_LENGTH - 1]}\N{HORIZONTAL ELLIPSIS}"
+    )

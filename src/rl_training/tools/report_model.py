@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rl_training.errors import UserError, did_you_mean
 from rl_training.tools.report_data import DamagedRun, Run
-from rl_training.tools.report_figures import Line, Panel, raw_curve
+from rl_training.tools.report_figures import Line, Panel, has_curves, raw_curve
 from rl_training.tools.report_format import compact
 from rl_training.tools.report_groups import Group, make_groups
 from rl_training.tools.report_stats import Axis, Score, aggregate_curve, aggregate_scores
@@ -100,7 +100,9 @@ def _panels(groups: Sequence[Group], metrics: Sequence[str]) -> tuple[Panel, ...
         for metric in metrics
         if any(len(run.series[metric]) for group in groups for run in group.runs)
         for axis in _AXES
-        if (lines := tuple(_line(group, i, metric, axis) for i, group in enumerate(groups)))
+        if has_curves(
+            lines := tuple(_line(group, i, metric, axis) for i, group in enumerate(groups))
+        )
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from rl_training.tools.report_figures import Panel, panel_svg
@@ -143,7 +144,8 @@ def _curves(report: Report) -> str:
         if not panels:
             parts.append("<p>Nothing was logged yet that could be drawn.</p>")
         parts += [
-            _row(panels[i : i + 2], f"f{place}-{i}", results) for i in range(0, len(panels), 2)
+            _row(tuple(row), f"f{place}-{i}", results)
+            for i, (_, row) in enumerate(groupby(panels, key=lambda panel: panel.metric))
         ]
     return "\n".join(parts)
 
