@@ -6,7 +6,7 @@ DEV := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full test-learn test-report test-wheel lint type format bench clean
+.PHONY: help train test test-full test-learn test-report test-wheel lint type format bench docs clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ format: $(DEV) ## rewrite files the way lint wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(DEV) ## build the documentation into site/ (no network needed)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(BENCH) ## speed against Stable-Baselines3, in one run on this machine
 	$(BIN)/python benchmarks/ppo_cartpole.py
 	$(BIN)/python benchmarks/recurrent_ppo.py
@@ -67,4 +70,4 @@ bench: $(BENCH) ## speed against Stable-Baselines3, in one run on this machine
 	$(BIN)/python benchmarks/atari.py
 
 clean: ## remove the environment and caches (runs/ stays)
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -4,7 +4,7 @@ set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/source"
-cp -a src configs pyproject.toml README.md LICENSE "$work/source"
+cp -a src configs zoo pyproject.toml README.md LICENSE "$work/source"
 "$PIP" wheel --quiet --disable-pip-version-check --no-deps -w "$work" "$work/source"
 "$PYTHON" -m venv "$work/venv"
 # torch first and pinned, as in the Makefile.
@@ -14,4 +14,5 @@ mkdir "$work/elsewhere"
 cd "$work/elsewhere"
 "$work/venv/bin/rl-training" train ppo/cartpole --total-timesteps 5000
 test -f runs/*/checkpoints/last.pt
+"$work/venv/bin/rl-training" zoo list classic
 echo "the wheel trains from an empty environment"

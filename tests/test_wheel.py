@@ -30,7 +30,7 @@ def test_wheel_trains_from_a_preset_elsewhere(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     source = tmp_path / "source"  # a build in the checkout would leave its folders there
     source.mkdir()
-    for name in ("src", "configs"):
+    for name in ("src", "configs", "zoo"):
         shutil.copytree(REPO / name, source / name, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPO / name, source)
@@ -56,3 +56,8 @@ def test_wheel_trains_from_a_preset_elsewhere(tmp_path: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert result["global_step"] == 512
     assert (elsewhere / "runs").is_dir()
+    tool = [sys.executable, "-m", "rl_training.cli"]
+    assert "ppo_cartpole" in run([*tool, "zoo", "list", "classic"], elsewhere, PYTHONPATH=str(site))
+    run([*tool, "report", "runs", "--output", "page"], elsewhere, PYTHONPATH=str(site))
+    page = (elsewhere / "page" / "report.html").read_text()
+    assert "prefers-color-scheme" in page or "color-scheme" in page, "its style came along"
