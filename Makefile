@@ -34,7 +34,7 @@ train: $(CORE) ## train PPO on CartPole-v1 (about a minute, set-up aside)
 	@$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
 
 test: $(DEV) ## run the tests
-	$(BIN)/python -m pytest -m "not full and not learn"
+	$(BIN)/python -m pytest -n auto -m "not full and not learn"
 
 test-full: $(DEV) ## every test but the learning runs: the whole resume cross product
 	$(BIN)/python -m pytest -m "not learn"

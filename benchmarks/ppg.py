@@ -53,7 +53,7 @@ def main() -> None:
     found = medians(measure_rounds(__file__, CONTENDERS, args.rounds))
     print(f"CartPole-v1, 8 environments, {os.cpu_count()} cores, median of {args.rounds}")
     for name, rate in found.items():
-        ratio = rate / found[name.replace("ppg", "ppo", 1)]
+        ratio = rate / found[f"ppo{name[3:]}"]
         print(f"{name:24s} {rate:8,.0f} steps/s {ratio:6.2f}x")
 
 

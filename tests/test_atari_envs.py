@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from conformance_envs import Recorder, ScriptedActor
 from rl_training.config import (
     AtariConfig,
     TrainConfig,
@@ -18,6 +19,8 @@ from rl_training.config import (
 from rl_training.envs import VectorAdapter, make_adapter, make_env, make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.eval import make_eval_env
+from rl_training.runtime.collector import Collector
+from rl_training.types import Progress
 
 ale_py = pytest.importorskip("ale_py")
 
@@ -133,6 +136,18 @@ def test_a_lost_life_ends_the_episode_and_not_the_game(kind: str) -> None:
             break
     else:
         pytest.fail("no game ended")
+
+
+@pytest.mark.parametrize("kind", ["sync", "native"])
+def test_an_actor_hears_of_a_lost_life_as_of_any_ending(kind: str) -> None:
+    env = adapter(kind, sticky_actions=0.0, num_envs=2)
+    actions = random_actions(env, 200)
+    recorder, actor = Recorder(), ScriptedActor(lambda _, call: actions[call])
+    Collector(env, actor, recorder).collect(200, Progress(0, 200))
+    steps = [step for _, _, step in recorder.rows]
+    assert any(step.cut.any() and not step.episodes for step in steps)
+    assert np.array_equal(actor.ended, [step.cut for step in steps if step.cut.any()])
+    env.close()
 
 
 @pytest.mark.parametrize("kind", ["sync", "native"])

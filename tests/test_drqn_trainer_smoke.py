@@ -15,6 +15,7 @@ from rl_training import DRQN
 from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
+from rl_training.runtime.collector import Collector
 from rl_training.runtime.drqn_trainer import train_drqn
 from rl_training.runtime.workflows import resume_training
 
@@ -72,10 +73,30 @@ def test_it_predicts_saves_and_loads(make_config: MakeConfig, tmp_path: Path) ->
     np.testing.assert_allclose(sampled[0][1], state)
 
 
-def test_it_goes_on_with_an_empty_replay(make_config: MakeConfig) -> None:
-    result = ExperimentManager.setup(make_config(algo="drqn")).train()
+@pytest.mark.parametrize("learning_starts", [0, 64])
+def test_it_goes_on_with_an_empty_replay(learning_starts: int, make_config: MakeConfig) -> None:
+    """However early it learns: at first the replay holds nothing but burn-in."""
+    config = make_config(algo="drqn", learning_starts=learning_starts, burn_in=8)
+    result = ExperimentManager.setup(config).train()
     longer = resume_training(result.run_dir, total_timesteps=1024, replay="empty")
     assert longer.metrics["global_step"] >= 1024
+
+
+def test_an_approximate_resume_begins_new_episodes_in_the_replay(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = ExperimentManager.setup(make_config(algo="drqn", buffer_size=1000)).train()
+    trainer: Any = ExperimentManager.resume(result.run_dir)
+    newest = len(trainer.replay) // trainer.env.num_envs - 1
+    assert trainer.replay.episode_goes_on(newest).any()
+    trainer.close()
+    # The environments show what they showed: nothing but this says that they are others.
+    real = Collector.load_state_dict
+    monkeypatch.setattr(Collector, "load_state_dict", lambda *args: real(*args) and False)
+    with pytest.warns(UserWarning, match="this resume is approximate"):
+        trainer = ExperimentManager.resume(result.run_dir)
+    assert not trainer.replay.episode_goes_on(newest).any()
+    trainer.close()
 
 
 @pytest.mark.parametrize(

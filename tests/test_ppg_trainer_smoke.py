@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 import rl_training
 from conftest import MakeConfig
@@ -19,6 +20,7 @@ from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.workflows import resume_training
+from rl_training.seeding import torch_stream
 from state_compare import assert_same_run, metric_rows
 
 
@@ -32,6 +34,39 @@ def test_the_trainer_is_the_one_of_every_on_policy_algorithm(make_config: MakeCo
     trainer = ExperimentManager.setup(make_config(algo="ppg"))
     assert type(trainer) is OnPolicyTrainer
     trainer.close()
+
+
+def test_its_knobs_and_its_seed_reach_what_is_built(make_config: MakeConfig) -> None:
+    config = make_config(
+        algo="ppg",
+        hidden_sizes=[8, 12],
+        value_sizes=[5],
+        activation="relu",
+        normalize_obs=True,
+        clip_obs=3.0,
+    )
+    trainer: Any = ExperimentManager.setup(config)
+    trainer.close()
+    model = trainer.algorithm.model
+    sizes = {
+        name: [layer.out_features for layer in net.layers]
+        for name, net in model.named_children()
+        if name in ("actor", "critic", "aux_critic")
+    }
+    assert sizes == {"actor": [8, 12, 2], "critic": [5, 1], "aux_critic": [1]}
+    assert model.actor.activation == model.critic.activation == "relu"
+    assert model.encode(torch.full((1, 4), 1e9))[0].tolist() == [[3.0] * 4]
+    expected = torch_stream(config.seed, "minibatches")
+    assert torch.equal(trainer.algorithm.generator.get_state(), expected.get_state())
+
+
+def test_an_encoder_of_the_users_own_is_below_the_trunk(make_config: MakeConfig) -> None:
+    config = make_config(algo="ppg", encoder="test_trainer_smoke:TinyEncoder")
+    trainer: Any = ExperimentManager.setup(config)
+    trainer.close()
+    model = trainer.algorithm.model
+    assert type(model.encoder).__name__ == "TinyEncoder"
+    assert model.actor.layers[0].in_features == model.encoder.output_size
 
 
 def test_it_logs_both_phases(make_config: MakeConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,9 @@ def test_reset_state_forgets_those_rows_alone() -> None:
     kept = model.reset_state(state, torch.tensor([True, False, True]))
     assert kept.sum(1).tolist() == [0.0, float(model.state_size), 0.0]
     assert state.sum() == 3 * model.state_size
+    # Whatever an episode left behind: zero times a NaN would be one.
+    state[0] = math.nan
+    assert torch.equal(model.reset_state(state, torch.tensor([True, False, True])), kept)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,57 @@ def test_a_replay_that_begins_in_mid_episode_keeps_what_is_remembered() -> None:
     assert not batch["episode_starts"].any()
 
 
+def add_one(
+    buffer: RecurrentReplayBuffer, t: int, *, ends: bool = False, valid: bool = True
+) -> None:
+    """A step that shows ``t`` and is never without memory: the replay begins in mid-episode."""
+    obs, never = np.full((1, 2), t, np.float32), np.zeros(1, bool)
+    step = VectorStep(obs + 1, obs + 1, np.zeros(1), never, np.full(1, ends), np.full(1, valid), ())
+    buffer.add(obs, np.zeros(1, np.int64), {"state": np.full((1, STATE), t + 1.0)}, step)
+
+
+def test_burn_in_and_resets_alone_are_nothing_to_sample() -> None:
+    buffer = make(100, 1, 4, burn_in=3)
+    add_one(buffer, 0)
+    add_one(buffer, 1, ends=True)
+    for t, valid in ((2, False), (3, True)):
+        with pytest.raises(ValueError, match="holds nothing to sample"):
+            buffer.sample(1, torch.Generator())
+        add_one(buffer, t, valid=valid)
+    # An episode that was seen from its start needs no burn-in.
+    assert buffer.sample(1, torch.Generator())["obs"][0, 0, 0] == 3
+
+
+def test_the_only_step_to_learn_from_is_found_however_rare() -> None:
+    buffer = make(800, 1, 400, burn_in=399)
+    for t in range(400):
+        add_one(buffer, t)
+    # One draw in 400 is of that step: some of these take more draws than are in vain at first.
+    for seed in range(5):
+        batch = buffer.sample(1, torch.Generator().manual_seed(seed))
+        assert batch["mask"][:, 0].tolist() == [0.0] * 399 + [1.0]
+
+
+def test_a_few_draws_in_vain_do_not_look_through_all_that_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    buffer = make(100, 1, 4, burn_in=3)
+    for t in range(50):
+        add_one(buffer, t)
+    looked: list[int] = []
+    real = buffer._starts_of
+
+    def starts_of(cells: Any) -> Any:
+        looked.append(len(cells))
+        return real(cells)
+
+    monkeypatch.setattr(buffer, "_starts_of", starts_of)
+    for seed in range(20):
+        buffer.sample(1, torch.Generator().manual_seed(seed))
+    assert len(looked) > 20  # three draws in four are burn-in
+    assert set(looked) == {1}
+
+
 def test_an_inexact_resume_joins_no_episodes_however_alike() -> None:
     buffer = make(100, 1, 4)
     obs, never, always = np.zeros((1, 2), np.float32), np.zeros(1, bool), np.ones(1, bool)
@@ -269,3 +320,5 @@ def test_impossible_shapes_are_refused() -> None:
     for capacity, length, burn_in in ((100, 0, 0), (100, 4, 4), (100, 4, -1), (7, 4, 0)):
         with pytest.raises(ConfigError, match="sequences"):
             make(capacity, 1, length, burn_in)
+    with pytest.raises(ConfigError, match="two sequences of 4 steps of 2 environments"):
+        make(15, 2, 4)

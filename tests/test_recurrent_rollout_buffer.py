@@ -58,6 +58,13 @@ def test_segments_of_numbers_worked_by_hand() -> None:
     assert segments.leads.tolist() == [True, False, True]
 
 
+def test_padding_is_no_longer_than_the_longest_segment() -> None:
+    starts = np.array([[0, 1], [1, 0], [0, 1], [1, 0]], bool)
+    segments = split_at(starts)
+    assert segments.rows.T.tolist() == [[0, 0], [2, 4], [6, 6], [1, 3], [5, 7]]
+    assert segments.mask.sum(0).tolist() == [1, 2, 1, 2, 2]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -119,7 +119,7 @@ def numpy_policy(encoder: nn.Module, net: MLP, head: ActionHead) -> NumpyChoice 
     return lambda obs, noise: choose(forward(obs), noise)
 
 
-class FeedForwardActorCritic(ObservingModule):
+class FeedForwardActorCritic(ObservingModule, ABC):
     """Acts and judges row by row; what becomes of features is the subclass's own."""
 
     actor: MLP

@@ -67,10 +67,11 @@ class Collector:
             resets = self.env.has_invalid_rows and not step.valid.all()
             if resets:
                 steps -= int(np.count_nonzero(~step.valid))
-            # A lost life ends the agent's episode, and is none of those that are counted.
-            if resets or step.episodes or step.final_obs is not step.obs:
-                episodes += step.episodes
-                self.actor.reset(step.cut)
+            episodes += step.episodes
+            # Not only where an episode is counted: a lost life ends the agent's own.
+            cut = step.cut
+            if cut.any():
+                self.actor.reset(cut)
             if self.reward_normalizer is not None:
                 done = step.terminated | step.truncated
                 reward = self.reward_normalizer(step.reward, done, step.valid)

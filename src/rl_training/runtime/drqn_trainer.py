@@ -39,6 +39,11 @@ class DRQNTrainer(OffPolicyTrainer):
             state_size=setup.algorithm.module.state_size,
         )
 
+    def refill_steps(self) -> int:
+        """Beyond burn-in: the replay begins again in the middle of episodes."""
+        burn_in: int = self.config.algo_kwargs.burn_in
+        return max(super().refill_steps(), burn_in * self.config.num_envs)
+
     def make_replay(self, setup: Setup) -> ReplayBuffer:
         """Storage for ``buffer_size`` transitions, drawn from in sequences."""
         knobs: DRQNConfig = setup.config.algo_kwargs

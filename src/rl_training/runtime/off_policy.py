@@ -137,12 +137,16 @@ class OffPolicyTrainer(Trainer):
         replay = self._store.save(self.replay)
         return {"owed": owed, "learns_from": self._learns_from, "replay": replay}
 
+    def refill_steps(self) -> int:
+        """Steps that an empty replay takes in before it is learnt from again."""
+        return int(self.knobs.learning_starts)
+
     def load_extra_state(self, state: Mapping[str, Any], *, empty_replay: bool) -> None:
         """Bring them back; an empty replay is filled by the policy as it is before it learns on."""
         self._owed = Fraction(*state["owed"])
         self._learns_from = int(state["learns_from"])
         if empty_replay:
-            self._learns_from = self.global_step + self.knobs.learning_starts
+            self._learns_from = self.global_step + self.refill_steps()
         else:
             self._store.load(self.replay, state["replay"])
 
