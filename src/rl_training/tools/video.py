@@ -95,6 +95,7 @@ class _Encoder:
     def _begin(self) -> Any:
         write_frames = resolve("imageio_ffmpeg:write_frames")
         size = (self._shape[1], self._shape[0])
+        common: dict[str, Any] = {"ffmpeg_log_level": "error"}
         if self._path.suffix.lower() == ".gif":
             return write_frames(
                 str(self._path),
@@ -105,8 +106,11 @@ class _Encoder:
                 quality=None,
                 macro_block_size=1,
                 output_params=["-filter_complex", _GIF_PALETTES],
+                **common,
             )
-        return write_frames(str(self._path), size, fps=self._fps, quality=7, macro_block_size=2)
+        return write_frames(
+            str(self._path), size, fps=self._fps, quality=7, macro_block_size=2, **common
+        )
 
     def finish(self) -> None:
         frames, self._frames = self._frames, None
