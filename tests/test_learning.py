@@ -38,6 +38,11 @@ def test_ppo_cartpole(tmp_path: Path) -> None:
     assert min(final_returns("ppo/cartpole", tmp_path)) >= 490
 
 
+def test_ppo_lunarlander(tmp_path: Path) -> None:
+    returns = final_returns("ppo/lunarlander", tmp_path)
+    assert sum(returns) / len(returns) >= 200
+
+
 def test_ppg_cartpole(tmp_path: Path) -> None:
     assert min(final_returns("ppg/cartpole", tmp_path)) >= 490
 
