@@ -55,7 +55,7 @@ def read_log(path: Path, metrics: Sequence[str]) -> Log:
         names |= names_here
         last_step = max(last_step, int(step))
         if "time/elapsed" in row:
-            # The clock of a resumed run starts again at zero.
+            # Logs of older runs hold a clock from zero for every resume.
             if earlier + row["time/elapsed"] < clock[-1][1]:
                 earlier = clock[-1][1]
             clock.append((step, earlier + row["time/elapsed"]))
