@@ -74,6 +74,16 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "missing: mujoco" not in doctor_system.as_text(system)
 
 
+def test_it_runs_from_the_source_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def absent(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    for asked in ("version", "metadata", "requires"):
+        monkeypatch.setattr(metadata, asked, absent)
+    assert cli.main(["doctor"]) == 0
+    assert "extras     unknown: rl_training runs from its source" in capsys.readouterr().out
+
+
 def test_every_extra_of_the_project_file_is_known() -> None:
     text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     declared = set(tomllib.loads(text)["project"]["optional-dependencies"])
@@ -156,7 +166,7 @@ def names(config: TrainConfig[Any], runs_on: str = "cpu", **system: Any) -> set[
     no_gpu = doctor_system.Device("cpu", "cpu", "")
     changes = {"compiler": "g++", "device": no_gpu, **system}
     found = dataclasses.replace(doctor_system.examine(), **changes)
-    return {trial.name for trial in trials(config, runs_on, found)}
+    return {trial.name for trial in trials(config, runs_on, found, {})}
 
 
 def test_only_what_is_possible_is_tried(make_config: MakeConfig) -> None:
@@ -186,6 +196,21 @@ def test_a_gpu_is_tried_where_there_is_one(make_config: MakeConfig) -> None:
     assert "device: cuda" not in on_gpu
 
 
+def test_what_is_about_the_largest_part_is_tried_first(make_config: MakeConfig) -> None:
+    gpu = doctor_system.Device("cpu", "cuda", "a GPU")
+    system = dataclasses.replace(doctor_system.examine(), compiler="g++", device=gpu)
+
+    def order(**shares: float) -> list[str]:
+        return [trial.name for trial in trials(make_config(), "cpu", system, shares)]
+
+    learning = order(environment=0.1, inference=0.05, update=0.8)
+    assert learning[:2] == ["device: cuda", "device: cuda, acceleration: cudagraph"]
+    assert learning[2] == "acceleration: compile"
+    stepping = order(environment=0.8, inference=0.05, update=0.1)
+    assert stepping[:2] == ["vectorization: async", "vectorization: native"]
+    assert sorted(learning) == sorted(stepping)
+
+
 def test_games_can_overlap(make_config: MakeConfig) -> None:
     pytest.importorskip("ale_py")
     native = {**QUICK_ATARI["ppo"], "vectorization": "native"}
@@ -203,7 +228,7 @@ def test_more_environments_are_another_problem(make_config: MakeConfig) -> None:
         (make_config(), "256 transitions instead of 128"),
         (make_config(algo="dqn"), "updates per step stay the same"),
     ):
-        changed = {t.name: t.changes for t in trials(config, "cpu", system)}
+        changed = {t.name: t.changes for t in trials(config, "cpu", system, {})}
         assert words in changed["num_envs: 4"]
         assert changed["vectorization: async"] == ""
 

@@ -83,7 +83,7 @@ def advise(
     laboratory = _Laboratory(config, seconds, say)
     first = laboratory.first()
     measured = Result(baseline(), tuple(first["rates"]))
-    candidates = trials(config, first["device"], system)
+    candidates = trials(config, first["device"], system, first["shares"])
     tried = [
         laboratory.attempt(trial, still_to_come=len(candidates) - i)
         for i, trial in enumerate(candidates)

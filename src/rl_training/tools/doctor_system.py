@@ -63,6 +63,7 @@ class System:
     memory_gib: float | None
     memory_free_gib: float | None
     extras: tuple[Extra, ...]
+    """Empty where the package runs from its source, not installed."""
 
 
 def examine() -> System:
@@ -180,6 +181,8 @@ def _extras() -> tuple[Extra, ...]:
     """From the package's own metadata, so that no list is kept twice."""
     from packaging.requirements import Requirement
 
+    if _installed(_PACKAGE) is None:
+        return ()
     names = metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
     needs = [Requirement(text) for text in metadata.requires(_PACKAGE) or ()]
     found = []
@@ -225,8 +228,12 @@ def as_text(system: System) -> str:
     if system.memory_gib is not None:
         free = "" if system.memory_free_gib is None else f", {system.memory_free_gib:.1f} GiB free"
         lines.append(f"memory     {system.memory_gib:.1f} GiB{free}")
-    lines.append(f"extras     there: {', '.join(e.name for e in system.extras if not e.missing)}")
-    width = max((len(extra.name) for extra in system.extras), default=0)
+    if not system.extras:
+        lines.append(f"extras     unknown: {_PACKAGE} runs from its source (pip install -e .)")
+        return "\n".join(lines) + "\n"
+    there = [extra.name for extra in system.extras if not extra.missing]
+    lines.append(f"extras     there: {', '.join(there) or 'none'}")
+    width = max(len(extra.name) for extra in system.extras)
     lines += [
         f"           missing: {extra.name:{width}s}  {extra.command}  ({', '.join(extra.missing)})"
         for extra in system.extras

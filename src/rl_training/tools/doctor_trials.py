@@ -42,8 +42,23 @@ def baseline() -> Trial:
     return Trial({})
 
 
-def trials(config: TrainConfig[Any], device: str, system: System) -> list[Trial]:
-    """What may be faster for a config that runs on ``device``; compiling, the slowest, last."""
+_HASTENS = {
+    "vectorization": ("environment",),
+    "overlap": ("environment",),
+    "num_envs": ("inference",),  # one batch for all; each environment takes as long as before
+    "device": ("inference", "update"),
+    "acceleration": ("update",),
+}
+"""The parts of a training step that a setting is about."""
+
+
+def trials(
+    config: TrainConfig[Any], device: str, system: System, shares: Mapping[str, float]
+) -> list[Trial]:
+    """What may be faster for a config that runs on ``device`` and spends its time as ``shares``.
+
+    What is about the largest part comes first, since time may not suffice for all.
+    """
     found = [Trial(overrides) for overrides in _vectorizations(config)]
     found += [
         Trial({"num_envs": times * config.num_envs}, _other_problem(config, times))
@@ -52,7 +67,14 @@ def trials(config: TrainConfig[Any], device: str, system: System) -> list[Trial]
     if device == "cpu" and system.device.images == "cuda":
         found.append(Trial({"device": "cuda"}))
     found += [Trial(overrides) for overrides in _accelerations(config, device, system)]
-    return [trial for trial in found if _is_valid(config, trial)]
+    possible = [trial for trial in found if _is_valid(config, trial)]
+    return sorted(possible, key=lambda trial: _within_reach(trial, shares), reverse=True)
+
+
+def _within_reach(trial: Trial, shares: Mapping[str, float]) -> float:
+    """The share of a training step that a trial is about."""
+    parts = {part for setting in trial.overrides for part in _HASTENS[setting]}
+    return sum(shares.get(part, 0.0) for part in parts)
 
 
 def _vectorizations(config: TrainConfig[Any]) -> list[dict[str, Any]]:
