@@ -450,6 +450,16 @@ def test_labels_tell_groups_apart(tmp_path: Path) -> None:
     assert labels == ["ppo, learning_rate 0.0003", "ppo, learning_rate 0.001"]
 
 
+def test_labels_tell_another_task_even_of_another_algorithm(tmp_path: Path) -> None:
+    """Side by side in one figure, who plays without velocities must be told."""
+    hidden = [{"path": "rl_training.envs.wrappers:HideVelocities"}]
+    write_run(tmp_path / "runs", 1, evals=[(9, 1.0)])
+    write_run(tmp_path / "runs", 1, evals=[(9, 1.0)], algo="recurrent_ppo", wrappers=hidden)
+    written = write_report([tmp_path / "runs"], tmp_path / "out")
+    labels = [result.group.label for result in written.report.results]
+    assert labels == ["ppo", "recurrent_ppo, wrappers HideVelocities"]
+
+
 def test_what_comes_from_configs_is_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "<b>runs"
     write_run(folder, 1, evals=[(9, 1.0)], env_id=HOSTILE, env_kwargs={"<i>": "<u>'\""})

@@ -14,6 +14,8 @@ _NOT_LEARNING = frozenset(
     {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}
 )
 """Settings that leave what is learnt as it is: runs that differ in these alone are one group."""
+_TASK = ("env_kwargs", "wrappers", "preprocessing", "atari")
+"""Settings that make another task of the same environment."""
 _LABEL_KEYS = 3
 _LABEL_LENGTH = 40
 
@@ -42,12 +44,14 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         found[json.dumps(_settings(run), sort_keys=True, default=str)].append(run)
     alike: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
+    on_env: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for _, members in sorted(found.items()):
         alike[members[0].env_id, members[0].algo].append(members)
+        on_env[members[0].env_id].append(_settings(members[0]))
     groups = [
         _group(members, label)
-        for siblings in alike.values()
-        for members, label in zip(siblings, _labels(siblings), strict=True)
+        for (env_id, _), siblings in alike.items()
+        for members, label in zip(siblings, _labels(siblings, on_env[env_id]), strict=True)
     ]
     return sorted(groups, key=lambda group: (group.env_id, group.label))
 
@@ -84,17 +88,17 @@ def _group(members: list[Run], label: str) -> Group:
     return Group(label, runs[0].env_id, _settings(runs[0]), runs, tuple(newest.values()))
 
 
-def _labels(siblings: Sequence[list[Run]]) -> list[str]:
-    """The algorithm's name, and where that is not enough what differs."""
-    algo = siblings[0][0].algo
-    if len(siblings) == 1:
-        return [algo]
+def _labels(siblings: Sequence[list[Run]], on_env: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The algorithm's name; then what makes the task another; then what differs otherwise."""
     settings = [_settings(members[0]) for members in siblings]
-    keys = differing_keys(settings)[:_LABEL_KEYS]
-    labels = [
-        f"{algo}, " + ", ".join(f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in keys)
-        for each in settings
-    ]
+    own = differing_keys(settings)
+    task = [key for key in differing_keys(on_env) if key.partition(".")[0] in _TASK]
+    keys = [*task, *(key for key in own if key not in task)]
+    labels = []
+    for each in settings:
+        told = [key for key in keys if key in own or each.get(key)][:_LABEL_KEYS]
+        words = [f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in told]
+        labels.append(", ".join([siblings[0][0].algo, *words]))
     if len(set(labels)) == len(labels):
         return labels
     return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
