@@ -5,7 +5,9 @@ Pages hold comments that nobody sees and this module replaces:
     <!-- knobs: ppo -->          the fields of an algorithm's config dataclass
     <!-- fields: TrainConfig --> those of another config dataclass
     <!-- config reference -->    all of them
-    <!-- results: ppo -->        `verified:` and `partial:` of its presets
+    <!-- results: ppo -->        what its presets reached: the zoo's results, or their own word
+    <!-- benchmark: classic -->  the results of a benchmark against what was expected
+    <!-- tasks -->               the means of all benchmarks, a column per algorithm
     <!-- commands -->            the words of the command line and what they do
     <!-- speed -->               the table of speeds in README.md
 
@@ -19,14 +21,23 @@ import dataclasses
 import inspect
 import itertools
 import re
+import statistics
 import textwrap
 import typing
 from pathlib import Path
 from typing import Any
 
 from rl_training import cli
-from rl_training.config import AtariConfig, TrainConfig, WrapperConfig, algo_config_type
+from rl_training.config import (
+    AtariConfig,
+    TrainConfig,
+    WrapperConfig,
+    algo_config_type,
+    config_from_mapping,
+)
 from rl_training.experiment.registry import ALGORITHMS
+from rl_training.tools.zoo_manifest import Benchmark, benchmark_names, load_benchmark
+from rl_training.tools.zoo_results import PresetResult, kept_results
 from rl_training.yaml_io import load_yaml_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +46,8 @@ SHARED: dict[str, type[Any]] = {
     "AtariConfig": AtariConfig,
     "WrapperConfig": WrapperConfig,
 }
+_TOLD = ("rl_training", "python", "torch", "numpy", "gymnasium")
+"""Packages named under results."""
 _MARK = re.compile(r"^<!-- *(.*?) *-->$", re.MULTILINE)
 
 
@@ -66,10 +79,13 @@ def _made(request: str) -> str:
         return table_of_fields(SHARED[name])
     if kind == "results" and name in ALGORITHMS:
         return table_of_results(name)
+    if kind == "benchmark" and name in benchmark_names():
+        return table_of_benchmark(name)
     makers = {
         "config reference": config_reference,
         "commands": table_of_commands,
         "speed": table_of_speed,
+        "tasks": table_of_tasks,
     }
     if request in makers:
         return makers[request]()
@@ -174,29 +190,118 @@ def _either(names: list[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-# -- presets -----------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------
 
 
 def table_of_results(algo: str) -> str:
-    """What the presets of an algorithm reached, by their own word."""
-    rows = [["preset", "steps", "seeds", "return", "command"]]
+    """What the presets of an algorithm reached: from the zoo's result files, else by their word."""
+    measured = zoo_results()
+    rows = [["preset", "steps", "seeds", "return", "minutes a run", "command"]]
     for path in sorted((ROOT / "configs" / algo).glob("*.yaml")):
-        preset = load_yaml_file(path)
-        whole = preset.get("verified")
-        seen = whole or preset.get("partial")
-        if seen is None:
-            raise ValueError(f"docs: {path} says neither 'verified' nor 'partial'")
-        steps = _number(seen["steps"])
-        rows.append(
-            [
-                _code(f"{algo}/{path.stem}"),
-                steps if whole else f"**partial:** {steps}",
-                _seeds(seen["seeds"]),
-                _cell(str(seen["return"])),
-                _code(seen["command"]),
-            ]
-        )
+        name = f"{algo}/{path.stem}"
+        rows.append(measured[name] if name in measured else _by_its_word(name, path))
     return _table(rows)
+
+
+def zoo_results() -> dict[str, list[str]]:
+    """A row for every preset of ``configs/`` that the zoo has results of."""
+    rows = {}
+    for benchmark, own in _kept():
+        content = load_yaml_file(benchmark.path.parent / f"{own.preset}.yaml")
+        if set(content) > {"format", "preset"}:
+            continue  # the zoo's file is another preset
+        rows[content["preset"]] = [
+            _code(content["preset"]),
+            _number(own.runs[0].steps),
+            _seeds(list(own.seeds)),
+            _cell(own.summary()),
+            _minutes(own),
+            _code(f"rl-training zoo run {benchmark.name} --only {own.preset}"),
+        ]
+    return rows
+
+
+def table_of_benchmark(name: str) -> str:
+    """The results of a benchmark beside what was expected of it."""
+    head = ["preset", "steps", "mean", "lowest", "highest", "expected", "", "minutes a run"]
+    rows = [head]
+    origins = []
+    for benchmark, own in _kept():
+        if benchmark.name == name:
+            spread = [own.mean, min(own.means), max(own.means)]
+            rows.append(
+                [
+                    _code(own.preset),
+                    _number(own.runs[0].steps),
+                    *(f"{value:,.1f}" for value in spread),
+                    "none"
+                    if own.expected is None
+                    else f"{own.expected:,.1f} ({_cell(own.source)})",
+                    own.verdict(1.0),
+                    _minutes(own),
+                ]
+            )
+    results = kept_results(load_benchmark(name))
+    if results is None:
+        raise ValueError(f"docs: no results of {name} are kept")
+    for origin in results.made_with:
+        versions = ", ".join(f"{k} {v}" for k, v in origin.versions.items() if k in _TOLD)
+        origins.append(f"{origin.cpu_cores} CPU cores, {versions}")
+    return f"{_table(rows)}\n\nMade with {'; and with '.join(dict.fromkeys(origins))}."
+
+
+def _kept() -> list[tuple[Benchmark, PresetResult]]:
+    found = []
+    for name in benchmark_names():
+        benchmark = load_benchmark(name)
+        results = kept_results(benchmark)
+        found += [(benchmark, own) for own in (results.presets if results else ()) if own.runs]
+    return found
+
+
+def table_of_tasks() -> str:
+    """Mean returns of the kept results: a row per task, a column per algorithm."""
+    rows: dict[str, dict[str, str]] = {}
+    for _, own in _kept():
+        config = config_from_mapping(own.settings)
+        task = config.env_id.rpartition("-v")[0]
+        if config.wrappers:
+            task += ", velocities hidden"
+        rows.setdefault(task, {})[config.algo] = f"{own.mean:,.1f} @{_short(own.steps)}"
+    algos = [algo for algo in ALGORITHMS if any(algo in cells for cells in rows.values())]
+    table = [["task", *algos]]
+    table += [[task, *(cells.get(algo, "") for algo in algos)] for task, cells in rows.items()]
+    return _table(table)
+
+
+def _short(steps: int) -> str:
+    return f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1e3:g}k"
+
+
+def _expected(own: PresetResult) -> str:
+    return "none" if own.expected is None else f"{own.expected:,.1f} ({_cell(own.source)})"
+
+
+def _minutes(own: PresetResult) -> str:
+    return f"{statistics.mean(run.seconds for run in own.runs) / 60:.1f}"
+
+
+def _by_its_word(name: str, path: Path) -> list[str]:
+    """What a preset says of itself: it was run to its end, or it was not."""
+    preset = load_yaml_file(path)
+    whole = preset.get("verified")
+    seen = whole or preset.get("partial")
+    if seen is None:
+        raise ValueError(f"docs: {path} says neither 'verified' nor 'partial'")
+    steps = _number(seen["steps"])
+    return [
+        _code(name),
+        steps if whole else f"**partial:** {steps}",
+        _seeds(seen["seeds"]),
+        _cell(str(seen["return"])),
+        "",
+        _code(seen["command"]),
+    ]
 
 
 def _seeds(seeds: list[int]) -> str:

@@ -132,6 +132,25 @@ def test_help_names_every_command(capsys: Captured, words: list[str]) -> None:
     assert all(f"rl-training {command}" in text for command in ("train", "eval", "resume"))
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--help"], ["zoo", "list"]])
+def test_nobody_reading_is_no_error(words: list[str], unbuffered: str) -> None:
+    """As in ``rl-training zoo list | head -1``."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rl_training.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 1
+    process.stderr.close()
+
+
 def test_version_is_printed(capsys: Captured) -> None:
     assert call("--version") == 0
     assert capsys.readouterr().out == f"{__version__}\n"

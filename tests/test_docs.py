@@ -21,6 +21,7 @@ import conftest
 from rl_training import cli
 from rl_training.config import algo_config_type
 from rl_training.experiment import ALGORITHMS, ExperimentManager
+from rl_training.tools.zoo_manifest import load_benchmark
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -146,6 +147,19 @@ def test_an_algorithm_has_a_page_with_its_tables(algo: str) -> None:
         row = next(line for line in filled.splitlines() if f"`{algo}/{preset.stem}`" in line)
         partial = "\npartial:" in preset.read_text(encoding="utf-8")
         assert ("**partial:**" in row) == partial
+
+
+def test_the_readme_holds_the_results_that_are_kept() -> None:
+    assert hooks.table_of_tasks() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_benchmark_is_shown_whole() -> None:
+    table = hooks.table_of_benchmark("classic")
+    for entry in load_benchmark("classic").entries:
+        assert f"| `{entry.preset}` |" in table
+    assert "| -172.0 (rl-baselines3-zoo, benchmark.md (100k steps)) | " in table
+    with pytest.raises(ValueError, match="no results of atari"):
+        hooks.table_of_benchmark("atari")
 
 
 def logged(path: Path) -> set[str]:

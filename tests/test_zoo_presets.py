@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from rl_training.cli import main
-from rl_training.config import config_from_file, zoo_dir
+from rl_training.config import config_from_file, config_from_mapping, zoo_dir
 from rl_training.errors import ConfigError
 from rl_training.runs import read_json
 from rl_training.tools.zoo_jobs import Job, latest_row, plan, standing
 from rl_training.tools.zoo_manifest import MANIFEST, benchmark_names, load_benchmark
+from rl_training.tools.zoo_results import read_results
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for path in zoo_dir().rglob("*.yaml") if path.name != MANIFEST)
@@ -170,11 +171,17 @@ def test_it_runs_every_seed_and_compares(tmp_path: Path) -> None:
         finals.append(summary["metrics"]["eval/return_mean"])
         config = config_from_file(now.run_dir / "config.yaml")
         assert (config.seed, config.total_timesteps) == (job.seed, 1024)
-    reported = tmp_path / "table.json"
+    reported = tmp_path / "new" / "table.json"
     again = zoo("report", path, "--output-dir", out, "--json", reported)
     assert again.returncode == 0, again.stderr
-    (row,) = json.loads(reported.read_text())["runs"]
-    assert row["returns"] == {"1": finals[0], "2": finals[1]}
+    results = read_results(reported)
+    (row,) = results.presets
+    assert row.means == pytest.approx(finals, abs=1e-4)
+    assert [(run.seed, run.steps, run.episodes) for run in row.runs] == [(1, 1024, 2), (2, 1024, 2)]
+    assert row.is_whole
+    assert config_from_mapping(row.settings) == config_from_file(path.parent / "quick.yaml")
+    (origin,) = results.made_with
+    assert origin.versions["torch"] == torch.__version__
     mean = sum(finals) / 2
     verdict = "reached" if mean >= 20 else f"{20 - mean:.1f} below"
     line = next(line for line in again.stdout.splitlines() if line.startswith("  quick"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import shutil
 import sys
 import traceback
@@ -96,6 +97,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that 'my_package:MyEnv-v0' beside us is found
     warnings.showwarning = _show_warning
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug, or the user's environment
+        if not _nobody_reads(error):
+            traceback.print_exc()
+        return 1
+    return code
+
+
+def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(_HELP)
         return 0
@@ -118,9 +130,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("stopped")
         return 1
-    except Exception:  # noqa: BLE001 - the last resort: a bug, or the user's environment
-        traceback.print_exc()
-        return 1
+
+
+def _nobody_reads(error: Exception) -> bool:
+    """Whether it is our own output's pipe that broke, as in ``rl-training ... | head``."""
+    if not isinstance(error, BrokenPipeError) or not hasattr(select, "poll"):
+        return False
+    output = sys.stdout.fileno()
+    poller = select.poll()
+    poller.register(output, select.POLLOUT)
+    broken = any(event & select.POLLERR for _, event in poller.poll(0))
+    if broken:  # Python would write again at its end, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return broken
 
 
 def _train(args: list[str]) -> int:

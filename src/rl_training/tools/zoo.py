@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -13,9 +12,14 @@ import tyro
 
 from rl_training.errors import UserError, did_you_mean
 from rl_training.flags import parse_flags
-from rl_training.runs import write_json
-from rl_training.tools.zoo_jobs import Job, plan, standing
-from rl_training.tools.zoo_manifest import Benchmark, Entry, benchmark_names, load_benchmark
+from rl_training.tools.zoo_jobs import Job, plan
+from rl_training.tools.zoo_manifest import Entry, benchmark_names, load_benchmark
+from rl_training.tools.zoo_results import (
+    Results,
+    gather,
+    kept_results,
+    write_results,
+)
 from rl_training.tools.zoo_run import Outcome, run_jobs
 
 _HELP = """\
@@ -63,7 +67,7 @@ class ReportArgs:
     output_dir: Path = Path("runs/zoo")
     """Folder that holds a folder per benchmark."""
     json: Path | None = None
-    """Also write the table to this file."""
+    """Also write what was measured, seed by seed, to this file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,13 +94,17 @@ def _list(args: list[str]) -> int:
     names = benchmark_names() if options.benchmark is None else [options.benchmark]
     for name in names:
         benchmark = load_benchmark(name)
-        rows = [["preset", "steps", "seeds", "expected", "source"]]
-        rows += [
-            [e.preset, f"{e.steps:,}", str(len(e.seeds)), _number(e.expected), e.source]
-            for e in benchmark.entries
-        ]
+        rows = [["preset", "steps", "seeds", "expected", "measured", "source of what is expected"]]
+        rows += [_listed(entry, kept_results(benchmark)) for entry in benchmark.entries]
         sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_table(rows)}\n\n")
     return 0
+
+
+def _listed(entry: Entry, kept: Results | None) -> list[str]:
+    measured = kept.of(entry.preset) if kept else None
+    figures = [entry.expected, measured.mean if measured else None]
+    seeds = str(len(entry.seeds))
+    return [entry.preset, f"{entry.steps:,}", seeds, *map(_number, figures), entry.source]
 
 
 def _run(args: list[str]) -> int:
@@ -119,7 +127,8 @@ def _run(args: list[str]) -> int:
     view.close()
     failed = [outcome for outcome in ended if outcome.error is not None]
     done = [outcome for outcome in ended if outcome.standing.status == "finished"]
-    sys.stdout.write(_comparison(benchmark, jobs, options.scale)[0])
+    results = gather(benchmark, jobs, options.scale)
+    sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_comparison(results)}")
     for outcome in failed:
         sys.stderr.write(f"failed: {outcome.job.name}: {outcome.error}\n")
     missing = len(jobs) - len(done)
@@ -135,72 +144,34 @@ def _report(args: list[str]) -> int:
     options: ReportArgs = parse_flags(ReportArgs, args, "rl-training zoo report")
     benchmark = load_benchmark(options.benchmark)
     jobs = plan(benchmark, options.output_dir, scale=options.scale)
-    text, rows = _comparison(benchmark, jobs, options.scale)
-    if not any(row["returns"] for row in rows):
+    results = gather(benchmark, jobs, options.scale)
+    if not any(row.runs for row in results.presets):
         raise UserError(
             f"no finished run of {benchmark.name} under {jobs[0].folder.parent.parent}; start with:"
             f" rl-training zoo run {options.benchmark}"
         )
-    sys.stdout.write(text)
+    sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_comparison(results)}")
     if options.json is not None:
-        write_json(
-            options.json, {"benchmark": benchmark.name, "scale": options.scale, "runs": rows}
-        )
+        write_results(options.json, results)
     return 0
 
 
-def _comparison(
-    benchmark: Benchmark, jobs: list[Job], scale: float
-) -> tuple[str, list[dict[str, Any]]]:
-    """A table of what was measured and expected, and the same as plain values."""
-    rows = []
-    for entry in benchmark.entries:
-        own = [job for job in jobs if job.entry == entry]
-        if own:
-            rows.append(_measured(entry, own))
+def _comparison(results: Results) -> str:
+    """A table of what was measured and expected."""
     table = [["preset", "steps", "seeds", "mean", "lowest", "highest", "expected", ""]]
-    for row in rows:
-        returns = list(row["returns"].values())
-        spread = [statistics.mean(returns), min(returns), max(returns)] if returns else [None] * 3
+    for row in results.presets:
+        spread = [row.mean, min(row.means), max(row.means)] if row.runs else [None] * 3
         table.append(
             [
-                row["preset"],
-                f"{row['steps']:,}",
-                f"{len(returns)} of {row['seeds']}",
+                row.preset,
+                f"{row.steps:,}",
+                f"{len(row.runs)} of {len(row.seeds)}",
                 *map(_number, spread),
-                _number(row["expected"]),
-                _verdict(row, scale),
+                _number(row.expected),
+                row.verdict(results.scale),
             ]
         )
-    return f"{benchmark.name}: {benchmark.title}\n{_table(table)}\n", rows
-
-
-def _measured(entry: Entry, jobs: list[Job]) -> dict[str, Any]:
-    returns = {}
-    for job in jobs:
-        now = standing(job)
-        if now.status == "finished" and now.latest_return is not None:
-            returns[job.seed] = now.latest_return
-    return {
-        "preset": entry.preset,
-        "steps": jobs[0].steps,
-        "seeds": len(jobs),
-        "returns": returns,
-        "expected": entry.expected,
-        "source": entry.source,
-    }
-
-
-def _verdict(row: dict[str, Any], scale: float) -> str:
-    returns = list(row["returns"].values())
-    if not returns:
-        return "not run"
-    if row["expected"] is None:
-        return "no figure to compare with"
-    if scale != 1.0:
-        return f"not comparable: {scale:g} of the steps"
-    short = row["expected"] - statistics.mean(returns)
-    return "reached" if short <= 0 else f"{short:,.1f} below"
+    return f"{_table(table)}\n"
 
 
 def _number(value: float | None) -> str:
@@ -209,7 +180,7 @@ def _number(value: float | None) -> str:
 
 def _table(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    numeric = {"steps", "mean", "lowest", "highest", "expected"}
+    numeric = {"steps", "mean", "lowest", "highest", "expected", "measured"}
     right = [name in numeric for name in rows[0]]
     lines = [
         "  ".join(
