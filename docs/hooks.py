@@ -85,7 +85,7 @@ def _made(request: str) -> str:
         "config reference": config_reference,
         "commands": table_of_commands,
         "speed": table_of_speed,
-        "tasks": table_of_tasks,
+        "tasks": figures_of_tasks,
     }
     if request in makers:
         return makers[request]()
@@ -222,32 +222,45 @@ def zoo_results() -> dict[str, list[str]]:
 
 
 def table_of_benchmark(name: str) -> str:
-    """The results of a benchmark beside what was expected of it."""
-    head = ["preset", "steps", "mean", "lowest", "highest", "expected", "", "minutes a run"]
-    rows = [head]
-    origins = []
-    for benchmark, own in _kept():
-        if benchmark.name == name:
-            spread = [own.mean, min(own.means), max(own.means)]
-            rows.append(
-                [
-                    _code(own.preset),
-                    _number(own.runs[0].steps),
-                    *(f"{value:,.1f}" for value in spread),
-                    "none"
-                    if own.expected is None
-                    else f"{own.expected:,.1f} ({_cell(own.source)})",
-                    own.verdict(1.0),
-                    _minutes(own),
-                ]
-            )
+    """The results of a benchmark beside what was expected of it, and where that comes from."""
     results = kept_results(load_benchmark(name))
     if results is None:
         raise ValueError(f"docs: no results of {name} are kept")
+    rows = [["preset", "steps", "mean", "lowest", "highest", "expected", "", "minutes"]]
+    sources: dict[str, list[str]] = {}
+    for own in results.presets:
+        figure = "none" if own.expected is None else f"{own.expected:,.1f}"
+        rows.append(
+            [
+                _code(own.preset),
+                _short(own.steps),
+                f"{own.mean:,.1f}",
+                f"{min(own.means):,.1f}",
+                f"{max(own.means):,.1f}",
+                figure,
+                own.verdict(results.scale),
+                _minutes(own),
+            ]
+        )
+        sources.setdefault(own.source, []).append(_code(own.preset))
+    expected = [f"- {_cell(source)}: {', '.join(presets)}" for source, presets in sources.items()]
+    origins = []
     for origin in results.made_with:
         versions = ", ".join(f"{k} {v}" for k, v in origin.versions.items() if k in _TOLD)
         origins.append(f"{origin.cpu_cores} CPU cores, {versions}")
-    return f"{_table(rows)}\n\nMade with {'; and with '.join(dict.fromkeys(origins))}."
+    return "\n".join(
+        [
+            _figures(rows),
+            "",
+            f"Made with {'; and with '.join(dict.fromkeys(origins))}. What is expected comes from:",
+            "",
+            *expected,
+        ]
+    )
+
+
+def _figures(rows: list[list[str]]) -> str:
+    return f'<div class="figures" markdown="1">\n\n{_table(rows)}\n\n</div>'  # for extra.css
 
 
 def _kept() -> list[tuple[Benchmark, PresetResult]]:
@@ -260,6 +273,16 @@ def _kept() -> list[tuple[Benchmark, PresetResult]]:
 
 
 def table_of_tasks() -> str:
+    """As the README has it."""
+    return _table(tasks())
+
+
+def figures_of_tasks() -> str:
+    """As a page has it."""
+    return _figures(tasks())
+
+
+def tasks() -> list[list[str]]:
     """Mean returns of the kept results: a row per task, a column per algorithm."""
     rows: dict[str, dict[str, str]] = {}
     for _, own in _kept():
@@ -268,18 +291,13 @@ def table_of_tasks() -> str:
         if config.wrappers:
             task += ", velocities hidden"
         rows.setdefault(task, {})[config.algo] = f"{own.mean:,.1f} @{_short(own.steps)}"
-    algos = [algo for algo in ALGORITHMS if any(algo in cells for cells in rows.values())]
-    table = [["task", *algos]]
-    table += [[task, *(cells.get(algo, "") for algo in algos)] for task, cells in rows.items()]
-    return _table(table)
+    algos = [algo for algo in ALGORITHMS if any(algo in own for own in rows.values())]
+    cells = [[task, *(own.get(algo, "") for algo in algos)] for task, own in rows.items()]
+    return [["task", *algos], *cells]
 
 
 def _short(steps: int) -> str:
     return f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1e3:g}k"
-
-
-def _expected(own: PresetResult) -> str:
-    return "none" if own.expected is None else f"{own.expected:,.1f} ({_cell(own.source)})"
 
 
 def _minutes(own: PresetResult) -> str:
