@@ -105,7 +105,8 @@ class TrainConfig(Generic[AlgoConfig]):
     seed: int = 1
     """Every random stream of the run derives from this."""
     total_timesteps: int = 100_000
-    """Environment steps to train for, over all environments; rounded up to whole iterations."""
+    """Environment steps to train for, over all environments; rounded up to whole rollouts, or
+    off-policy to whole steps of them all."""
     num_envs: int = 8
     """Environments stepped side by side."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)

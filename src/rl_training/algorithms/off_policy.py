@@ -41,7 +41,7 @@ class OffPolicyConfig:
     n_step: int = 1
     """Steps of reward summed before the value of what follows."""
     hidden_sizes: tuple[int, ...] | None = (256, 256)
-    """Widths of the hidden layers of every network; unset: as here."""
+    """Widths of the hidden layers of every network; unset: 256 256, none after images."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "relu"
     """Activation between layers."""
     encoder: str | None = None
