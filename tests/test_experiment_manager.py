@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -113,6 +114,19 @@ def test_set_up_makes_a_run_folder_that_describes_the_run(quick: Config) -> None
     assert metadata["resumes"] == []
     assert (metadata["device"], metadata["torch_threads"]) == ("cpu", 1)
     assert metadata["resume"] == "exact"
+    assert metadata["env_fn"] is None
+
+
+def test_what_made_the_environments_is_noted(quick: Config) -> None:
+    partial = functools.partial(probe_envs.DelayedReward)
+    for env_fn, name in (
+        (probe_envs.DelayedReward, "probe_envs.DelayedReward"),
+        (lambda: probe_envs.DelayedReward(), ".<lambda>"),
+        (partial, "functools.partial"),
+    ):
+        trainer = ExperimentManager.setup(quick(), env_fn=env_fn)
+        trainer.close()
+        assert read(trainer.run_dir / "metadata.json")["env_fn"].endswith(name)
 
 
 def _is_installed(name: str) -> bool:

@@ -450,6 +450,16 @@ def test_labels_tell_groups_apart(tmp_path: Path) -> None:
     assert labels == ["ppo, learning_rate 0.0003", "ppo, learning_rate 0.001"]
 
 
+def test_an_environment_that_a_function_made_is_not_the_one_of_that_name(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", 1, evals=[(9, 500.0)])
+    own = write_run(tmp_path / "runs", 2, evals=[(9, 1.0)])
+    metadata = json.loads((own / "metadata.json").read_text())
+    write_json(own / "metadata.json", {**metadata, "env_fn": "corridor.Corridor"})
+    written = write_report([tmp_path / "runs"], tmp_path / "out")
+    found = [result.group.env_id for result in written.report.results]
+    assert found == ["CartPole-v1", "CartPole-v1 (env_fn corridor.Corridor)"]
+
+
 def test_labels_tell_another_task_even_of_another_algorithm(tmp_path: Path) -> None:
     """Side by side in one figure, who plays without velocities must be told."""
     hidden = [{"path": "rl_training.envs.wrappers:HideVelocities"}]

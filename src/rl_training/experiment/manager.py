@@ -72,6 +72,7 @@ class ExperimentManager:
                     device=str(setup.device),
                     torch_threads=setup.threads,
                     resume="exact" if exact else "approximate",
+                    env_fn=_name_of(env_fn),
                 ),
             )
             return setup.spec.trainer(setup, callbacks)
@@ -163,6 +164,14 @@ def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
         return config_from_mapping(state["config"])
     except ConfigError as error:
         raise CheckpointError(f"the checkpoint's config cannot be used: {error}") from None
+
+
+def _name_of(env_fn: EnvFn | None) -> str | None:
+    """What made the environments, where that is not their id."""
+    if env_fn is None:
+        return None
+    named = env_fn if hasattr(env_fn, "__qualname__") else type(env_fn)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None = None) -> Setup:

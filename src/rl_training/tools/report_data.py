@@ -46,8 +46,10 @@ class Run:
 
     @property
     def env_id(self) -> str:
-        """The environment's id."""
-        return str(self.config["env_id"])
+        """The environment's id; where a function made it, that is a label, and both are told."""
+        made_by = self.metadata.get("env_fn")
+        env_id = str(self.config["env_id"])
+        return env_id if made_by is None else f"{env_id} (env_fn {made_by})"
 
     @property
     def seed(self) -> int:

@@ -42,7 +42,8 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     """Group runs, sorted by environment and label."""
     found: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        found[json.dumps(_settings(run), sort_keys=True, default=str)].append(run)
+        key = [run.env_id, _settings(run)]
+        found[json.dumps(key, sort_keys=True, default=str)].append(run)
     alike: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     on_env: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for _, members in sorted(found.items()):
