@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -90,6 +91,20 @@ def test_sampled_actions_are_those_of_evaluation(make_config: MakeConfig, capsys
     frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
     assert frames == result.lengths[0] + 1
     assert seconds == pytest.approx(frames / 10, abs=0.2)
+
+
+def test_unless_told_they_act_as_the_run_evaluated_itself(
+    make_config: MakeConfig, capsys: Any
+) -> None:
+    checkpoint = trained(make_config(eval_deterministic=False))
+    results = {}
+    for words in ((), ("--deterministic",), ("--no-deterministic",), ("--deterministic", "None")):
+        assert run("eval", "--checkpoint", checkpoint, "--num-episodes", "1", "--json", *words) == 0
+        results[words] = json.loads(capsys.readouterr().out.splitlines()[-1])["returns"]
+    assert results[()] == results["--no-deterministic",] == results["--deterministic", "None"]
+    assert results["--deterministic",] != results[()]
+    assert run("record", "--checkpoint", checkpoint) == 0
+    assert [score for score, _ in told(capsys.readouterr().out)] == results[()]
 
 
 def test_memory_is_carried_and_forgotten_between_episodes(make_config: MakeConfig) -> None:

@@ -61,8 +61,8 @@ class EvalArgs:
     """A checkpoint, or a run folder (its last one)."""
     num_episodes: int = 20
     """Whole episodes to play."""
-    deterministic: bool = True
-    """Take the most likely action instead of sampling one."""
+    deterministic: bool | None = None
+    """Take the most likely action instead of sampling one; unset: as the run evaluated itself."""
     seed: int | None = None
     """Which episodes; unset: derived from the run's seed, unlike those of training."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,22 @@ _REGISTRY = ConstructorRegistry()
 def parse_flags(typed: Any, args: list[str], prog: str, **options: Any) -> Any:
     """Parse ``args`` into the dataclass ``typed``; a mistake exits with 2."""
     with _REGISTRY:
-        return tyro.cli(typed, args=args, prog=prog, **options)
+        return tyro.cli(typed, args=_with_values(typed, args), prog=prog, **options)
+
+
+def _with_values(typed: Any, args: list[str]) -> list[str]:
+    """``--x`` and ``--no-x`` for switches that may be unset, of which Tyro wants a value."""
+    words = dict[str, str]()
+    for name, hint in typing.get_type_hints(typing.get_origin(typed) or typed).items():
+        if hint == bool | None:
+            flag = name.replace("_", "-")
+            words |= {f"--{flag}": "True", f"--no-{flag}": "False"}
+    said = []
+    for i, word in enumerate(args):
+        said.append(word.replace("--no-", "--") if word in words else word)
+        if word in words and args[i + 1 : i + 2] not in (["True"], ["False"], ["None"]):
+            said.append(words[word])
+    return said
 
 
 @_REGISTRY.primitive_rule

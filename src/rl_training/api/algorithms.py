@@ -83,9 +83,9 @@ class ManagedAlgorithm:
         return self._current_policy().predict(obs, deterministic)
 
     def evaluate(
-        self, num_episodes: int = 10, *, deterministic: bool = True, seed: int | None = None
+        self, num_episodes: int = 10, *, deterministic: bool | None = None, seed: int | None = None
     ) -> EvalResult:
-        """Play whole episodes on fresh environments."""
+        """Play whole episodes on fresh environments; unset, ``deterministic`` is as in training."""
         return self._current_policy().evaluate(
             num_episodes, deterministic=deterministic, seed=seed, env_fn=self.env_fn
         )

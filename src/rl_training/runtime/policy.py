@@ -86,11 +86,16 @@ class TrainedPolicy:
         self,
         num_episodes: int = 10,
         *,
-        deterministic: bool = True,
+        deterministic: bool | None = None,
         seed: int | None = None,
         env_fn: EnvFn | None = None,
     ) -> EvalResult:
-        """Play whole episodes; ``seed`` picks them (unset: the run's own, unlike training's)."""
+        """Play whole episodes; ``seed`` picks them (unset: the run's own, unlike training's).
+
+        Unset, ``deterministic`` is what ``eval_deterministic`` was in training.
+        """
+        if deterministic is None:
+            deterministic = self.config.eval_deterministic
         if num_episodes < 1:
             raise ConfigError(f"'num_episodes' must be at least 1; got {num_episodes}")
         env = make_eval_env(self.config, num_episodes, env_fn)

@@ -51,7 +51,7 @@ def evaluate_checkpoint(
     checkpoint: str | Path,
     num_episodes: int = 10,
     *,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     seed: int | None = None,
     device: str | None = None,
     env_fn: EnvFn | None = None,

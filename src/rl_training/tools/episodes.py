@@ -72,7 +72,9 @@ class Player(Protocol):
 class PolicyPlayer:
     """A trained policy, which acts as it does in evaluation."""
 
-    def __init__(self, policy: TrainedPolicy, *, deterministic: bool, seed: int) -> None:
+    def __init__(self, policy: TrainedPolicy, *, deterministic: bool | None, seed: int) -> None:
+        if deterministic is None:
+            deterministic = policy.config.eval_deterministic
         sampling = None if deterministic else torch_stream(seed, "evaluation_actions")
         spec = get_spec(policy.config.algo)
         self._actor: Actor = spec.eval_actor(policy.algorithm, policy.device, sampling)

@@ -36,8 +36,8 @@ class PlayArgs:
     """Whole episodes to play."""
     seed: int | None = None
     """Which episodes; unset: those of seed 1, or derived from the run's seed."""
-    deterministic: bool = True
-    """Take the policy's most likely action instead of sampling one."""
+    deterministic: bool | None = None
+    """Take the most likely action instead of sampling one; unset: as the run evaluated itself."""
     max_steps: int | None = None
     """Steps after which an episode is left; unset: never."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None

@@ -19,7 +19,8 @@ _SECONDS_BETWEEN_LINES = 5.0
 class RecordArgs:
     """Record whole episodes of a trained policy as a video.
 
-    They are those that ``rl-training eval`` plays for the same seed and number of episodes.
+    They are those that ``rl-training eval`` plays for the same seed and number of episodes (where
+    actions are sampled: for one episode).
     """
 
     checkpoint: Path
@@ -30,8 +31,8 @@ class RecordArgs:
     """Whole episodes to record."""
     seed: int | None = None
     """Which episodes; unset: derived from the run's seed, unlike those of training."""
-    deterministic: bool = True
-    """Take the most likely action instead of sampling one."""
+    deterministic: bool | None = None
+    """Take the most likely action instead of sampling one; unset: as the run evaluated itself."""
     fps: float | None = None
     """Frames a second; unset: as fast as the environment is meant to run."""
     max_steps: int | None = None
