@@ -208,7 +208,7 @@ def zoo_results() -> dict[str, list[str]]:
     rows = {}
     for benchmark, own in _kept():
         content = load_yaml_file(benchmark.path.parent / f"{own.preset}.yaml")
-        if set(content) > {"format", "preset"}:
+        if set(content) - {"format"} != {"preset"}:
             continue  # the zoo's file is another preset
         rows[content["preset"]] = [
             _code(content["preset"]),
@@ -287,13 +287,16 @@ def tasks() -> list[list[str]]:
     rows: dict[str, dict[str, str]] = {}
     for _, own in _kept():
         config = config_from_mapping(own.settings)
-        task = config.env_id.rpartition("-v")[0]
-        if config.wrappers:
+        task = re.sub(r"-v\d+$", "", config.env_id)
+        if any(wrapper.path.endswith(":HideVelocities") for wrapper in config.wrappers):
             task += ", velocities hidden"
-        rows.setdefault(task, {})[config.algo] = f"{own.mean:,.1f} @{_short(own.steps)}"
+        cells = rows.setdefault(task, {})
+        if config.algo in cells:
+            raise ValueError(f"docs: two results of {config.algo} on {task}")
+        cells[config.algo] = f"{own.mean:,.1f} @{_short(own.steps)}"
     algos = [algo for algo in ALGORITHMS if any(algo in own for own in rows.values())]
-    cells = [[task, *(own.get(algo, "") for algo in algos)] for task, own in rows.items()]
-    return [["task", *algos], *cells]
+    body = [[task, *(own.get(algo, "") for algo in algos)] for task, own in rows.items()]
+    return [["task", *algos], *body]
 
 
 def _short(steps: int) -> str:
@@ -301,7 +304,8 @@ def _short(steps: int) -> str:
 
 
 def _minutes(own: PresetResult) -> str:
-    return f"{statistics.mean(run.seconds for run in own.runs) / 60:.1f}"
+    told = [run.seconds for run in own.runs if run.seconds is not None]
+    return f"{statistics.mean(told) / 60:.1f}" if told else ""
 
 
 def _by_its_word(name: str, path: Path) -> list[str]:

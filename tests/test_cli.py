@@ -8,6 +8,8 @@ import inspect
 import json
 import os
 import re
+import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,6 +25,8 @@ from rl_training import cli
 from rl_training.checkpointing import load_checkpoint
 from rl_training.config import AtariConfig, TrainConfig, algo_config_type, config_from_file
 from rl_training.experiment.registry import ALGORITHMS
+from rl_training.flags import parse_flags
+from rl_training.tools.play import PlayArgs
 from rl_training.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,6 +136,7 @@ def test_help_names_every_command(capsys: Captured, words: list[str]) -> None:
     assert all(f"rl-training {command}" in text for command in ("train", "eval", "resume"))
 
 
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="this system cannot ask a pipe")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", [["--help"], ["zoo", "list"]])
 def test_nobody_reading_is_no_error(words: list[str], unbuffered: str) -> None:
@@ -149,6 +154,45 @@ def test_nobody_reading_is_no_error(words: list[str], unbuffered: str) -> None:
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == 1
     process.stderr.close()
+
+
+def test_another_pipe_that_breaks_is_an_error(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(args: list[str]) -> int:
+        raise BrokenPipeError("a worker is gone")
+
+    monkeypatch.setitem(cli._COMMANDS, "doctor", fail)
+    assert call("doctor") == 1
+    assert "a worker is gone" in capsys.readouterr().err
+
+
+def test_a_closed_output_hides_no_mistake() -> None:
+    command = f"{shlex.quote(sys.executable)} -m rl_training.cli nonsense >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown command 'nonsense'.")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], None),
+        (["--deterministic"], True),
+        (["--no-deterministic"], False),
+        (["--no_deterministic"], False),
+        (["--deterministic", "False"], False),
+        (["--deterministic", "None"], None),
+    ],
+)
+def test_a_switch_may_be_on_off_or_unset(words: list[str], value: bool | None) -> None:
+    for args in ([*words, "--num-episodes", "2"], ["--num-episodes", "2", *words]):
+        parsed = parse_flags(cli.EvalArgs, ["--checkpoint", "x", *args], "eval")
+        assert (parsed.deterministic, parsed.num_episodes) == (value, 2)
+    with pytest.raises(SystemExit):
+        parse_flags(cli.EvalArgs, ["--checkpoint", "x", "--no-deterministic", "True"], "eval")
+    assert parse_flags(PlayArgs, [*words, "Pendulum-v1"], "play").env_id == "Pendulum-v1"
 
 
 def test_version_is_printed(capsys: Captured) -> None:

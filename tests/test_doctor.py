@@ -204,8 +204,11 @@ def test_what_is_about_the_largest_part_is_tried_first(make_config: MakeConfig) 
         return [trial.name for trial in trials(make_config(), "cpu", system, shares)]
 
     learning = order(environment=0.1, inference=0.05, update=0.8)
-    assert learning[:2] == ["device: cuda", "device: cuda, acceleration: cudagraph"]
-    assert learning[2] == "acceleration: compile"
+    assert set(learning[:3]) == {
+        "device: cuda",
+        "device: cuda, acceleration: cudagraph",
+        "acceleration: compile",
+    }
     stepping = order(environment=0.8, inference=0.05, update=0.1)
     assert stepping[:2] == ["vectorization: async", "vectorization: native"]
     assert sorted(learning) == sorted(stepping)

@@ -118,15 +118,20 @@ def test_set_up_makes_a_run_folder_that_describes_the_run(quick: Config) -> None
 
 
 def test_what_made_the_environments_is_noted(quick: Config) -> None:
-    partial = functools.partial(probe_envs.DelayedReward)
-    for env_fn, name in (
-        (probe_envs.DelayedReward, "probe_envs.DelayedReward"),
-        (lambda: probe_envs.DelayedReward(), ".<lambda>"),
-        (partial, "functools.partial"),
-    ):
+    def name_of(env_fn: Any) -> str:
         trainer = ExperimentManager.setup(quick(), env_fn=env_fn)
         trainer.close()
-        assert read(trainer.run_dir / "metadata.json")["env_fn"].endswith(name)
+        return str(read(trainer.run_dir / "metadata.json")["env_fn"])
+
+    def make(length: int, wide: bool = False) -> Any:
+        return probe_envs.DelayedReward()
+
+    assert name_of(probe_envs.DelayedReward) == "probe_envs.DelayedReward"
+    assert name_of(functools.partial(make, 3, wide=True)).endswith("make(3, wide=True)")
+    first = name_of(lambda: make(1))
+    second = name_of(lambda: make(2))
+    assert ".<lambda>:" in first
+    assert first != second
 
 
 def _is_installed(name: str) -> bool:

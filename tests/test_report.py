@@ -470,6 +470,20 @@ def test_labels_tell_another_task_even_of_another_algorithm(tmp_path: Path) -> N
     assert labels == ["ppo", "recurrent_ppo, wrappers HideVelocities"]
 
 
+def test_what_is_switched_off_is_told_and_does_not_crowd_out_what_differs(tmp_path: Path) -> None:
+    off = {"a": False, "b": 0, "c": 1}
+    for rate in (1e-3, 3e-4):
+        knobs = {"learning_rate": rate}
+        write_run(tmp_path / "runs", 1, evals=[(9, 1.0)], env_kwargs=off, algo_kwargs=knobs)
+    write_run(tmp_path / "runs", 1, evals=[(9, 1.0)], algo="dqn")
+    written = write_report([tmp_path / "runs"], tmp_path / "out")
+    assert [result.group.label for result in written.report.results] == [
+        "dqn",
+        "ppo, a False, b 0, c 1, learning_rate 0.0003",
+        "ppo, a False, b 0, c 1, learning_rate 0.001",
+    ]
+
+
 def test_what_comes_from_configs_is_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "<b>runs"
     write_run(folder, 1, evals=[(9, 1.0)], env_id=HOSTILE, env_kwargs={"<i>": "<u>'\""})

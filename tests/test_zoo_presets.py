@@ -16,12 +16,12 @@ import torch
 import yaml
 
 from rl_training.cli import main
-from rl_training.config import config_from_file, config_from_mapping, zoo_dir
+from rl_training.config import config_from_file, zoo_dir
 from rl_training.errors import ConfigError
 from rl_training.runs import read_json
 from rl_training.tools.zoo_jobs import Job, latest_row, plan, standing
 from rl_training.tools.zoo_manifest import MANIFEST, benchmark_names, load_benchmark
-from rl_training.tools.zoo_results import read_results
+from rl_training.tools.zoo_results import read_results, what_is_run
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for path in zoo_dir().rglob("*.yaml") if path.name != MANIFEST)
@@ -179,7 +179,9 @@ def test_it_runs_every_seed_and_compares(tmp_path: Path) -> None:
     assert row.means == pytest.approx(finals, abs=1e-4)
     assert [(run.seed, run.steps, run.episodes) for run in row.runs] == [(1, 1024, 2), (2, 1024, 2)]
     assert row.is_whole
-    assert config_from_mapping(row.settings) == config_from_file(path.parent / "quick.yaml")
+    config = config_from_file(path.parent / "quick.yaml").with_overrides(total_timesteps=1024)
+    assert row.settings == what_is_run(config)
+    assert row.settings["algo_kwargs"]["clip_coef"] == 0.2, "defaults too"
     (origin,) = results.made_with
     assert origin.versions["torch"] == torch.__version__
     mean = sum(finals) / 2

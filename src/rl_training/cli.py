@@ -62,7 +62,7 @@ class EvalArgs:
     num_episodes: int = 20
     """Whole episodes to play."""
     deterministic: bool | None = None
-    """Take the most likely action instead of sampling one; unset: as the run evaluated itself."""
+    """Take the most likely action; --no-deterministic: sample one; unset: as the run evaluated."""
     seed: int | None = None
     """Which episodes; unset: derived from the run's seed, unlike those of training."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
@@ -99,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = _show_warning
     try:
         code = _dispatch(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed by whoever called
+            sys.stdout.flush()
     except Exception as error:  # noqa: BLE001 - the last resort: a bug, or the user's environment
         if not _nobody_reads(error):
             traceback.print_exc()
@@ -136,12 +137,17 @@ def _nobody_reads(error: Exception) -> bool:
     """Whether it is our own output's pipe that broke, as in ``rl-training ... | head``."""
     if not isinstance(error, BrokenPipeError) or not hasattr(select, "poll"):
         return False
-    output = sys.stdout.fileno()
+    try:
+        output = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # closed, or not a file
+        return False
     poller = select.poll()
     poller.register(output, select.POLLOUT)
-    broken = any(event & select.POLLERR for _, event in poller.poll(0))
+    gone = select.POLLERR | select.POLLHUP | select.POLLNVAL
+    broken = any(event & gone for _, event in poller.poll(0))
     if broken:  # Python would write again at its end, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), output)
     return broken
 
 

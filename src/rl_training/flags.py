@@ -26,16 +26,17 @@ def parse_flags(typed: Any, args: list[str], prog: str, **options: Any) -> Any:
 
 def _with_values(typed: Any, args: list[str]) -> list[str]:
     """``--x`` and ``--no-x`` for switches that may be unset, of which Tyro wants a value."""
-    words = dict[str, str]()
-    for name, hint in typing.get_type_hints(typing.get_origin(typed) or typed).items():
-        if hint == bool | None:
-            flag = name.replace("_", "-")
-            words |= {f"--{flag}": "True", f"--no-{flag}": "False"}
+    hints = typing.get_type_hints(typing.get_origin(typed) or typed)
+    flags = [f"--{name.replace('_', '-')}" for name, hint in hints.items() if hint == bool | None]
     said = []
     for i, word in enumerate(args):
-        said.append(word.replace("--no-", "--") if word in words else word)
-        if word in words and args[i + 1 : i + 2] not in (["True"], ["False"], ["None"]):
-            said.append(words[word])
+        flag = word.replace("_", "-")
+        if flag in flags and args[i + 1 : i + 2] not in (["True"], ["False"], ["None"]):
+            said += [flag, "True"]
+        elif flag.startswith("--no-") and f"--{flag.removeprefix('--no-')}" in flags:
+            said += [f"--{flag.removeprefix('--no-')}", "False"]
+        else:
+            said.append(word)
     return said
 
 

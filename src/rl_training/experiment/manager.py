@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import random
 import warnings
@@ -167,11 +168,16 @@ def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
 
 
 def _name_of(env_fn: EnvFn | None) -> str | None:
-    """What made the environments, where that is not their id."""
+    """What made the environments, where that is not their id: told apart in reports by this."""
     if env_fn is None:
         return None
-    named = env_fn if hasattr(env_fn, "__qualname__") else type(env_fn)
-    return f"{named.__module__}.{named.__qualname__}"
+    if isinstance(env_fn, functools.partial):
+        given = [*map(repr, env_fn.args), *(f"{k}={v!r}" for k, v in env_fn.keywords.items())]
+        return f"{_name_of(env_fn.func)}({', '.join(given)})"[:200]
+    named: Any = env_fn if hasattr(env_fn, "__qualname__") else type(env_fn)
+    is_lambda = named.__qualname__.endswith("<lambda>")
+    line = f":{named.__code__.co_firstlineno}" if is_lambda else ""
+    return f"{named.__module__}.{named.__qualname__}{line}"
 
 
 def _assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None = None) -> Setup:

@@ -47,7 +47,7 @@ _HASTENS = {
     "overlap": ("environment",),
     "num_envs": ("inference",),  # one batch for all; each environment takes as long as before
     "device": ("inference", "update"),
-    "acceleration": ("update",),
+    "acceleration": ("inference", "update"),
 }
 """The parts of a training step that a setting is about."""
 

@@ -37,7 +37,7 @@ class PlayArgs:
     seed: int | None = None
     """Which episodes; unset: those of seed 1, or derived from the run's seed."""
     deterministic: bool | None = None
-    """Take the most likely action instead of sampling one; unset: as the run evaluated itself."""
+    """Take the most likely action; --no-deterministic: sample one; unset: as the run evaluated."""
     max_steps: int | None = None
     """Steps after which an episode is left; unset: never."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None

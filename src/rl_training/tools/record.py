@@ -32,7 +32,7 @@ class RecordArgs:
     seed: int | None = None
     """Which episodes; unset: derived from the run's seed, unlike those of training."""
     deterministic: bool | None = None
-    """Take the most likely action instead of sampling one; unset: as the run evaluated itself."""
+    """Take the most likely action; --no-deterministic: sample one; unset: as the run evaluated."""
     fps: float | None = None
     """Frames a second; unset: as fast as the environment is meant to run."""
     max_steps: int | None = None

@@ -94,15 +94,23 @@ def _labels(siblings: Sequence[list[Run]], on_env: Sequence[Mapping[str, Any]]) 
     settings = [_settings(members[0]) for members in siblings]
     own = differing_keys(settings)
     task = [key for key in differing_keys(on_env) if key.partition(".")[0] in _TASK]
-    keys = [*task, *(key for key in own if key not in task)]
+    of_all = [key for key in task if key not in own]
+    ordered = [*(key for key in task if key in own), *(key for key in own if key not in task)]
     labels = []
     for each in settings:
-        told = [key for key in keys if key in own or each.get(key)][:_LABEL_KEYS]
+        told = [key for key in of_all if _changes_task(key, each)] + ordered[:_LABEL_KEYS]
         words = [f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in told]
         labels.append(", ".join([siblings[0][0].algo, *words]))
     if len(set(labels)) == len(labels):
         return labels
     return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
+
+
+def _changes_task(key: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a setting does something to the environment as it is."""
+    if key.startswith("atari.") and settings.get("preprocessing") != "atari":
+        return False
+    return settings.get(key) not in (None, [], {}, "none")
 
 
 def _brief(value: Any) -> str:

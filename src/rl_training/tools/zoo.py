@@ -25,7 +25,7 @@ from rl_training.tools.zoo_run import Outcome, run_jobs
 _HELP = """\
 rl-training zoo: benchmarks of many presets and seeds.
 
-  rl-training zoo list [BENCHMARK]    what there is, and what is expected of it
+  rl-training zoo list [BENCHMARK]    what there is, what is expected of it, and what was measured
   rl-training zoo run BENCHMARK       run it, or go on where it stopped
   rl-training zoo report BENCHMARK    measured against expected
 
@@ -95,7 +95,8 @@ def _list(args: list[str]) -> int:
     for name in names:
         benchmark = load_benchmark(name)
         rows = [["preset", "steps", "seeds", "expected", "measured", "source of what is expected"]]
-        rows += [_listed(entry, kept_results(benchmark)) for entry in benchmark.entries]
+        kept = kept_results(benchmark)
+        rows += [_listed(entry, kept) for entry in benchmark.entries]
         sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_table(rows)}\n\n")
     return 0
 

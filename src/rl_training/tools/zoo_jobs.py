@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from rl_training.runs import read_json
 from rl_training.tools.zoo_manifest import Benchmark, Entry
 
 Status = Literal["missing", "unfinished", "finished"]
+SHOWN = ("output_dir", "progress", "torch_threads")
+"""How a run is shown and where it lies: that does not change what it is."""
 _TAIL = 8192
 """Bytes read from the end of a metric log: a few rows."""
 
@@ -44,6 +47,11 @@ class Standing:
     step: int = 0
     latest_return: float | None = None
     """The last mean return of training episodes, or of evaluation once it is finished."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.status == "finished"
 
 
 def plan(
@@ -86,13 +94,17 @@ def standing(job: Job) -> Standing:
 def _run_standing(run_dir: Path) -> Standing:
     summary = read_json(run_dir / "summary.json")
     if summary.get("status") == "finished":
-        metrics = summary.get("metrics", {})
-        final = metrics.get("eval/return_mean", metrics.get("rollout/return_mean"))
+        final = final_return(summary.get("metrics", {}))
         return Standing("finished", run_dir, int(summary["global_step"]), final)
     if not (run_dir / "checkpoints" / "last.pt").is_file():
         return Standing("missing")
     step, latest = latest_row(run_dir)
     return Standing("unfinished", run_dir, step, latest)
+
+
+def final_return(metrics: Mapping[str, float]) -> float | None:
+    """The mean return of the last evaluation, or of training where there was none."""
+    return metrics.get("eval/return_mean", metrics.get("rollout/return_mean"))
 
 
 def latest_row(run_dir: Path) -> tuple[int, float | None]:
@@ -123,9 +135,7 @@ def _require_same_settings(job: Job, run_dir: Path) -> None:
     )
     there = config_from_file(run_dir / "config.yaml")
     ours, theirs = wanted.to_dict(), there.to_dict()
-    # How a run is shown and where it lies does not change what it is.
-    shown = ("output_dir", "progress", "torch_threads")
-    differ = [key for key in ours if key not in shown and ours[key] != theirs.get(key)]
+    differ = [key for key in ours if key not in SHOWN and ours[key] != theirs.get(key)]
     if differ:
         raise UserError(
             f"{run_dir} was run with other settings ({', '.join(differ)}): move it away, or"

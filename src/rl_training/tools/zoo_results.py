@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_training.coerce import build_dataclass, require
-from rl_training.config import settings_from_file
+from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError, UserError
 from rl_training.runs import read_json, write_json
-from rl_training.tools.zoo_jobs import Job, standing
+from rl_training.tools.zoo_jobs import SHOWN, Job, final_return, standing
 from rl_training.tools.zoo_manifest import Benchmark
-from rl_training.yaml_io import load_yaml_file
 
 FORMAT = 1
 RESULTS = "results.json"
@@ -31,8 +31,9 @@ class SeedResult:
     """Episodes of the last evaluation; none where the return is that of training."""
     mean: float
     """Mean return of the final policy."""
-    std: float
-    seconds: float
+    std: float | None
+    """Between its episodes; none where the return is that of training."""
+    seconds: float | None
     """What training took."""
 
 
@@ -42,7 +43,7 @@ class PresetResult:
 
     preset: str
     settings: dict[str, Any]
-    """What was run: the preset's own settings, the rest being defaults."""
+    """What was run, every field of it but the seed and where and how it was shown."""
     steps: int
     """Steps asked for; whole rollouts may be a few more."""
     seeds: tuple[int, ...]
@@ -78,7 +79,7 @@ class PresetResult:
         return "reached" if short <= 0 else f"{short:,.1f} below"
 
     def summary(self) -> str:
-        """The returns in words: the mean, and each seed's where they differ."""
+        """The returns in words: the mean of all seeds, and each one's where they differ."""
         shown = [f"{mean:.1f}" for mean in self.means]
         if len(set(shown)) == 1:
             return f"{shown[0]}, every seed"
@@ -91,8 +92,8 @@ class Origin:
 
     commit: str | None
     """Of the folder they were started in."""
-    device: str
-    cpu_cores: int
+    device: str | None
+    cpu_cores: int | None
     versions: dict[str, Any]
 
 
@@ -111,22 +112,25 @@ class Results:
 
     def of(self, preset: str) -> PresetResult | None:
         """The runs of a preset, if there are any."""
-        return next((r for r in self.presets if r.preset == preset and r.runs), None)
+        return next((own for own in self.presets if own.preset == preset and own.runs), None)
 
 
 def gather(benchmark: Benchmark, jobs: Sequence[Job], scale: float) -> Results:
     """Read the folders of a benchmark's runs."""
-    found, origins = [], []
+    found: list[PresetResult] = []
+    origins: list[Origin] = []
     for entry in benchmark.entries:
         own = [job for job in jobs if job.entry == entry]
         if not own:
             continue
-        done = [(job, now) for job in own if (now := standing(job)).status == "finished"]
-        runs = [_seed_result(job, now.run_dir) for job, now in done if now.run_dir is not None]
+        folders = {job.seed: now.run_dir for job in own if (now := standing(job)).is_finished}
+        done = {seed: folder for seed, folder in folders.items() if folder is not None}
+        runs = [_seed_result(seed, folder) for seed, folder in done.items()]
+        config = benchmark.config(entry).with_overrides(total_timesteps=own[0].steps)
         found.append(
             PresetResult(
                 preset=entry.preset,
-                settings=settings_from_file(benchmark.preset_file(entry)),
+                settings=what_is_run(config),  # that of the runs: `standing` refuses others
                 steps=own[0].steps,
                 seeds=tuple(job.seed for job in own),
                 expected=entry.expected,
@@ -134,7 +138,7 @@ def gather(benchmark: Benchmark, jobs: Sequence[Job], scale: float) -> Results:
                 runs=tuple(run for run in runs if run is not None),
             )
         )
-        origins += [_origin(now.run_dir) for _, now in done if now.run_dir is not None]
+        origins += map(_origin, done.values())
     different = tuple(one for i, one in enumerate(origins) if one not in origins[:i])
     return Results(
         format=FORMAT,
@@ -145,30 +149,39 @@ def gather(benchmark: Benchmark, jobs: Sequence[Job], scale: float) -> Results:
     )
 
 
-def _seed_result(job: Job, run_dir: Path) -> SeedResult | None:
+def what_is_run(config: TrainConfig[Any]) -> dict[str, Any]:
+    """The settings that results depend on, as plain values."""
+    return {key: value for key, value in config.to_dict().items() if key not in (*SHOWN, "seed")}
+
+
+def _seed_result(seed: int, run_dir: Path) -> SeedResult | None:
     """A finished run's figures; none where not one episode ended."""
     summary = read_json(run_dir / "summary.json")
-    metrics = summary["metrics"]
-    of = "eval" if "eval/return_mean" in metrics else "rollout"
-    if f"{of}/return_mean" not in metrics:
+    metrics = summary.get("metrics", {})
+    mean = final_return(metrics)
+    if mean is None:
         return None
     return SeedResult(
-        seed=job.seed,
+        seed=seed,
         steps=summary["global_step"],
         episodes=int(metrics.get("eval/episodes", 0)),
-        mean=round(metrics[f"{of}/return_mean"], 4),
-        std=round(metrics.get("eval/return_std", 0.0), 4),
-        seconds=round(metrics["time/elapsed"], 1),
+        mean=round(mean, 4),
+        std=_rounded(metrics.get("eval/return_std"), 4),
+        seconds=_rounded(metrics.get("time/elapsed"), 1),
     )
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _origin(run_dir: Path) -> Origin:
     about = read_json(run_dir / "metadata.json")
     return Origin(
-        commit=about["git_commit"],
-        device=about["device"],
-        cpu_cores=int(about["hardware"]["cpu_count"]),
-        versions=about["versions"],
+        commit=about.get("git_commit"),
+        device=about.get("device"),
+        cpu_cores=about.get("hardware", {}).get("cpu_count"),
+        versions=about.get("versions", {}),
     )
 
 
@@ -177,19 +190,31 @@ def write_results(path: Path, results: Results) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, dataclasses.asdict(results))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # the latter: a path without a name
+        raise UserError(f"cannot write {str(path)!r}: {error}") from None
 
 
 def kept_results(benchmark: Benchmark) -> Results | None:
-    """What is kept beside a manifest."""
+    """What is kept beside a manifest; part of a benchmark is refused."""
     path = benchmark.path.parent / RESULTS
-    return read_results(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    results = read_results(path)
+    named = results.benchmark
+    require(named == benchmark.name, f"{path}: benchmark", benchmark.name, named)
+    require(results.scale == 1.0, f"{path}: scale", "1: runs to their end", results.scale)
+    for own in results.presets:
+        seeds = [run.seed for run in own.runs]
+        require(own.is_whole, f"{path}: {own.preset}", f"of seeds {list(own.seeds)}", seeds)
+    return results
 
 
 def read_results(path: Path) -> Results:
     """Read a result file strictly."""
-    content = load_yaml_file(path)  # of which JSON is a part
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no results")
     try:
