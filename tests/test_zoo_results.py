@@ -14,6 +14,7 @@ import yaml
 from rl_training.cli import main
 from rl_training.config import presets_dir
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import ALGORITHMS
 from rl_training.tools.zoo_jobs import plan
 from rl_training.tools.zoo_manifest import Benchmark, Entry, benchmark_names, load_benchmark
 from rl_training.tools.zoo_results import (
@@ -152,8 +153,12 @@ def kept(name: str) -> tuple[Benchmark, Results]:
     return benchmark, results
 
 
-def test_classic_control_has_results() -> None:
-    assert "classic" in KEPT
+def test_every_algorithm_has_results_on_classic_control_and_box2d() -> None:
+    for name in ("classic", "box2d"):
+        benchmark, results = kept(name)
+        algos = {benchmark.config(entry).algo for entry in benchmark.entries}
+        assert algos == set(ALGORITHMS)
+        assert all(results.of(entry.preset) for entry in benchmark.entries)
 
 
 ENTRIES = [(name, entry) for name in KEPT for entry in load_benchmark(name).entries]
