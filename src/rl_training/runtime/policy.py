@@ -94,19 +94,23 @@ class TrainedPolicy:
 
         Unset, ``deterministic`` is what ``eval_deterministic`` was in training.
         """
-        if deterministic is None:
-            deterministic = self.config.eval_deterministic
         if num_episodes < 1:
             raise ConfigError(f"'num_episodes' must be at least 1; got {num_episodes}")
         env = make_eval_env(self.config, num_episodes, env_fn)
         try:
             episodes = stream_seed(self.config.seed if seed is None else seed, "evaluation")
-            sampling = None if deterministic else torch_stream(episodes, "evaluation_actions")
-            actor = self._spec.eval_actor(self.algorithm, self.device, sampling)
-            self.algorithm.module.eval()
+            actor = self.evaluation_actor(deterministic, episodes)
             return evaluate_actor(actor, env, num_episodes=num_episodes, seed=episodes)
         finally:
             env.close()
+
+    def evaluation_actor(self, deterministic: bool | None, seed: int) -> Actor:
+        """Whoever chooses actions in whole episodes; ``seed`` is of its sampling, if it does."""
+        if deterministic is None:
+            deterministic = self.config.eval_deterministic
+        sampling = None if deterministic else torch_stream(seed, "evaluation_actions")
+        self.algorithm.module.eval()
+        return self._spec.eval_actor(self.algorithm, self.device, sampling)
 
 
 def _leaf_batch(value: Any, shape: tuple[int, ...], name: str) -> tuple[Array, bool]:

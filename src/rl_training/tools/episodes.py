@@ -17,15 +17,13 @@ from rl_training.checkpointing import find_checkpoint
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import make_eval_env
 from rl_training.experiment.manager import load_state
-from rl_training.experiment.registry import get_spec
 from rl_training.runtime.workflows import policy_from_state
-from rl_training.seeding import stream_seed, torch_stream
+from rl_training.seeding import stream_seed
 from rl_training.tree import tree_map
 from rl_training.types import ACTION_MASK, Array, Progress
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
-    from rl_training.runtime.actors import Actor
     from rl_training.runtime.policy import TrainedPolicy
 
 RenderMode = Literal["human", "rgb_array"]
@@ -73,13 +71,8 @@ class PolicyPlayer:
     """A trained policy, which acts as it does in evaluation."""
 
     def __init__(self, policy: TrainedPolicy, *, deterministic: bool | None, seed: int) -> None:
-        if deterministic is None:
-            deterministic = policy.config.eval_deterministic
-        sampling = None if deterministic else torch_stream(seed, "evaluation_actions")
-        spec = get_spec(policy.config.algo)
-        self._actor: Actor = spec.eval_actor(policy.algorithm, policy.device, sampling)
+        self._actor = policy.evaluation_actor(deterministic, seed)
         self._policy = policy
-        policy.algorithm.module.eval()
 
     def begin(self) -> None:
         """Forget the last episode."""

@@ -48,11 +48,6 @@ class Standing:
     latest_return: float | None = None
     """The last mean return of training episodes, or of evaluation once it is finished."""
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.status == "finished"
-
 
 def plan(
     benchmark: Benchmark,

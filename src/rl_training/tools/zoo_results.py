@@ -123,8 +123,9 @@ def gather(benchmark: Benchmark, jobs: Sequence[Job], scale: float) -> Results:
         own = [job for job in jobs if job.entry == entry]
         if not own:
             continue
-        folders = {job.seed: now.run_dir for job in own if (now := standing(job)).is_finished}
-        done = {seed: folder for seed, folder in folders.items() if folder is not None}
+        states = [(job.seed, standing(job)) for job in own]
+        finished = [(seed, now.run_dir) for seed, now in states if now.status == "finished"]
+        done = {seed: folder for seed, folder in finished if folder is not None}
         runs = [_seed_result(seed, folder) for seed, folder in done.items()]
         config = benchmark.config(entry).with_overrides(total_timesteps=own[0].steps)
         found.append(
