@@ -210,13 +210,14 @@ def zoo_results() -> dict[str, list[str]]:
         content = load_yaml_file(benchmark.path.parent / f"{own.preset}.yaml")
         if set(content) - {"format"} != {"preset"}:
             continue  # the zoo's file is another preset
+        steps = _number(own.runs[0].steps)
         rows[content["preset"]] = [
             _code(content["preset"]),
-            _number(own.runs[0].steps),
-            _seeds(list(own.seeds)),
+            steps if own.is_whole else f"**partial:** {steps}",
+            _seeds([run.seed for run in own.runs]),
             _cell(own.summary()),
             _minutes(own),
-            _code(f"rl-training zoo run {benchmark.name} --only {own.preset}"),
+            _code(own.command(benchmark.name)),
         ]
     return rows
 
@@ -247,7 +248,8 @@ def table_of_benchmark(name: str) -> str:
     origins = []
     for origin in results.made_with:
         versions = ", ".join(f"{k} {v}" for k, v in origin.versions.items() if k in _TOLD)
-        origins.append(f"{origin.cpu_cores} CPU cores, {versions}")
+        device = "" if origin.accelerator is None else f" and one {origin.accelerator}"
+        origins.append(f"{origin.cpu_cores} CPU cores{device}, {versions}")
     return "\n".join(
         [
             _figures(rows),
@@ -293,7 +295,8 @@ def tasks() -> list[list[str]]:
         cells = rows.setdefault(task, {})
         if config.algo in cells:
             raise ValueError(f"docs: two results of {config.algo} on {task}")
-        cells[config.algo] = f"{own.mean:,.1f} @{_short(own.steps)}"
+        partial = "" if own.is_whole else f" ({own.count()})"
+        cells[config.algo] = f"{own.mean:,.1f} @{_short(own.steps)}{partial}"
     algos = [algo for algo in ALGORITHMS if any(algo in own for own in rows.values())]
     body = [[task, *(own.get(algo, "") for algo in algos)] for task, own in rows.items()]
     return [["task", *algos], *body]

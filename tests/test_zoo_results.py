@@ -21,6 +21,7 @@ from rl_training.tools.zoo_results import (
     PresetResult,
     Results,
     SeedResult,
+    differing_settings,
     gather,
     kept_results,
     read_results,
@@ -32,9 +33,12 @@ ROOT = Path(__file__).parents[1]
 KEPT = [name for name in benchmark_names() if kept_results(load_benchmark(name)) is not None]
 
 
-def result(*means: float, expected: float | None = 10.0, **changes: Any) -> PresetResult:
+def result(
+    *means: float, expected: float | None = 10.0, made_with: int | None = None, **changes: Any
+) -> PresetResult:
+    figures: dict[str, Any] = {"steps": 1024, "episodes": 20, "std": 1.0, "seconds": 2.0}
     runs = tuple(
-        SeedResult(seed=i, steps=1024, episodes=20, mean=mean, std=1.0, seconds=2.0)
+        SeedResult(seed=i, mean=mean, made_with=made_with, **figures)
         for i, mean in enumerate(means, start=1)
     )
     values: dict[str, Any] = {
@@ -54,6 +58,7 @@ def result(*means: float, expected: float | None = 10.0, **changes: Any) -> Pres
 
 def test_verdicts() -> None:
     assert result(9.0, 11.0).verdict(1.0) == "reached"
+    assert result(9.0).verdict(1.0) == "1.0 below (1 of 2 seeds)"
     assert result(8.0, 9.0).verdict(1.0) == "1.5 below"
     assert result(-200.0, -100.0, expected=-140.0).verdict(1.0) == "10.0 below"
     assert result(9.0, 11.0).verdict(0.5) == "not comparable: 0.5 of the steps"
@@ -66,6 +71,7 @@ def test_summaries_name_every_seed_where_they_differ() -> None:
     assert result(8.0, 9.0).summary() == "8.5 mean (8.0, 9.0)"
     assert result(8.0, 9.0).is_whole
     assert not result(8.0).is_whole
+    assert result(8.0).summary().startswith("1 of 2 seeds: 8.0")
 
 
 def test_files_come_back_as_they_were_and_mistakes_are_named(tmp_path: Path) -> None:
@@ -105,12 +111,14 @@ def test_a_file_that_cannot_be_written_is_told(
         ({"benchmark": "other"}, "benchmark' must be small"),
         ({"scale": 0.5}, "scale' must be 1"),
         (
-            {"presets": [dataclasses.asdict(result(1.0))]},
-            r"ppo_cartpole' must be of seeds \[1, 2\]",
+            {"presets": [dataclasses.asdict(result())]},
+            r"ppo_cartpole' must be of seeds among \[1, 2\]; got \[\]",
         ),
+        ({"presets": [dataclasses.asdict(result(1.0, 2.0, 3.0))]}, r"among \[1, 2\]"),
+        ({"presets": [dataclasses.asdict(result(1.0, made_with=0))]}, "made_with"),
     ],
 )
-def test_only_whole_results_are_kept(tmp_path: Path, change: Any, words: str) -> None:
+def test_only_runs_to_their_end_are_kept(tmp_path: Path, change: Any, words: str) -> None:
     benchmark = Benchmark(tmp_path / "small" / "benchmark.yaml", "Small", ())
     assert kept_results(benchmark) is None
     whole = Results(
@@ -119,6 +127,9 @@ def test_only_whole_results_are_kept(tmp_path: Path, change: Any, words: str) ->
     path = benchmark.path.parent / "results.json"
     write_results(path, whole)
     assert kept_results(benchmark) == whole
+    partial = dataclasses.replace(whole, presets=(result(1.0),))
+    write_results(path, partial)
+    assert kept_results(benchmark) == partial
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ConfigError, match=words):
         kept_results(benchmark)
@@ -161,7 +172,12 @@ def test_every_algorithm_has_results_on_classic_control_and_box2d() -> None:
         assert all(results.of(entry.preset) for entry in benchmark.entries)
 
 
-ENTRIES = [(name, entry) for name in KEPT for entry in load_benchmark(name).entries]
+ENTRIES = [
+    (name, entry)
+    for name in KEPT
+    for entry in load_benchmark(name).entries
+    if kept(name)[1].of(entry.preset) is not None
+]
 
 
 @pytest.mark.parametrize(("name", "entry"), ENTRIES, ids=lambda one: getattr(one, "preset", one))
@@ -176,9 +192,13 @@ def test_results_are_of_the_preset_as_it_is(name: str, entry: Entry) -> None:
     now = what_is_run(benchmark.config(entry))
     knobs = {key: now["algo_kwargs"][key] for key in own.settings["algo_kwargs"]}
     assert {**{key: now[key] for key in own.settings}, "algo_kwargs": knobs} == own.settings
+    assert differing_settings(own.settings, now) == []
     for run in own.runs:
         assert run.steps >= entry.steps
         assert run.episodes == 20
+        named = (run.device, run.acceleration, run.command, results.origin_of(run))
+        placed = run.placement not in ((None, None), ("auto", "eager"))
+        assert None not in named or not placed, "a run on another device says what made it"
 
 
 @pytest.mark.parametrize(("name", "entry"), ENTRIES, ids=lambda one: getattr(one, "preset", one))
@@ -190,18 +210,19 @@ def test_presets_tell_the_results_that_are_kept(name: str, entry: Entry) -> None
     if set(content) - {"format"} != {"preset"}:
         pytest.skip("a preset of the zoo's own")
     preset = yaml.safe_load((presets_dir() / f"{content['preset']}.yaml").read_text())
-    assert preset["verified"] == {
+    assert ("verified" in preset, "partial" in preset) == (own.is_whole, not own.is_whole)
+    assert preset["verified" if own.is_whole else "partial"] == {
         "steps": own.runs[0].steps,
-        "seeds": list(own.seeds),
+        "seeds": [run.seed for run in own.runs],
         "return": f"{own.summary()}, final policy, deterministic, 20 episodes a seed",
-        "command": f"rl-training zoo run {name} --only {entry.preset}",
+        "command": own.command(name),
     }
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_results_tell_nothing_of_somebodys_machine(name: str) -> None:
     benchmark, results = kept(name)
-    assert all(origin.device == "cpu" for origin in results.made_with)
+    assert all(origin.device in ("cpu", "cuda") for origin in results.made_with)
     text = (benchmark.path.parent / "results.json").read_text()
     assert not re.search(r'"(~|\.*/|[A-Z]:)', text), "a path"
     assert "hardware" not in text

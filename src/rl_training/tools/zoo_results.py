@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_training.coerce import build_dataclass, require
-from rl_training.config import TrainConfig
+from rl_training.config import TrainConfig, config_from_file, zoo_dir
 from rl_training.errors import ConfigError, UserError
 from rl_training.runs import read_json, write_json
 from rl_training.tools.zoo_jobs import SHOWN, Job, final_return, standing
-from rl_training.tools.zoo_manifest import Benchmark
+from rl_training.tools.zoo_manifest import Benchmark, Entry
 
 FORMAT = 1
 RESULTS = "results.json"
 """Beside a manifest: what was measured when its presets were last run to their end."""
+PLACEMENT = ("device", "acceleration")
+"""Settings of where and how a run is computed: a run may differ from its preset in these, and its
+result records them."""
+_RECORDING = ("tensorboard", "wandb", "wandb_project")
+"""Settings of what a run writes besides its metrics; results do not depend on them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,19 @@ class SeedResult:
     """Between its episodes; none where the return is that of training."""
     seconds: float | None
     """What training took."""
+    device: str | None = None
+    """The run's ``device`` setting; none in files older than this field: the preset's."""
+    acceleration: str | None = None
+    """The run's ``acceleration`` setting; none in files older than this field: the preset's."""
+    command: str | None = None
+    """The command that repeats the run."""
+    made_with: int | None = None
+    """The run's entry in ``Results.made_with``, by its index."""
+
+    @property
+    def placement(self) -> tuple[str | None, ...]:
+        """Its settings of ``PLACEMENT``."""
+        return self.device, self.acceleration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +61,8 @@ class PresetResult:
 
     preset: str
     settings: dict[str, Any]
-    """What was run, every field of it but the seed and where and how it was shown."""
+    """The preset's settings: all but the seed and how a run was shown. A run may differ from them
+    in ``PLACEMENT``, which it records itself."""
     steps: int
     """Steps asked for; whole rollouts may be a few more."""
     seeds: tuple[int, ...]
@@ -76,14 +95,29 @@ class PresetResult:
         if scale != 1.0:
             return f"not comparable: {scale:g} of the steps"
         short = self.expected - self.mean
-        return "reached" if short <= 0 else f"{short:,.1f} below"
+        compared = "reached" if short <= 0 else f"{short:,.1f} below"
+        return compared if self.is_whole else f"{compared} ({self.count()})"
 
     def summary(self) -> str:
         """The returns in words: the mean of all seeds, and each one's where they differ."""
         shown = [f"{mean:.1f}" for mean in self.means]
+        partial = "" if self.is_whole else f"{self.count()}: "
         if len(set(shown)) == 1:
-            return f"{shown[0]}, every seed"
-        return f"{self.mean:.1f} mean ({', '.join(shown)})"
+            return f"{partial}{shown[0]}, every seed"
+        return f"{partial}{self.mean:.1f} mean ({', '.join(shown)})"
+
+    def count(self) -> str:
+        """How many of the seeds were run to their end."""
+        return f"{len(self.runs)} of {len(self.seeds)} seeds"
+
+    def command(self, benchmark: str) -> str:
+        """The command that repeats the runs; S is the seed where they were not placed as preset."""
+        own = tuple(self.settings[key] for key in PLACEMENT)
+        placed = [run for run in self.runs if run.command is not None and run.placement != own]
+        if not placed:
+            return f"rl-training zoo run {benchmark} --only {self.preset}"
+        commands = [str(run.command).replace(f"--seed {run.seed}", "--seed S") for run in placed]
+        return "; ".join(dict.fromkeys(commands))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +129,8 @@ class Origin:
     device: str | None
     cpu_cores: int | None
     versions: dict[str, Any]
+    accelerator: str | None = None
+    """Name of the accelerator, where one was used and its name is known."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,39 +150,125 @@ class Results:
         """The runs of a preset, if there are any."""
         return next((own for own in self.presets if own.preset == preset and own.runs), None)
 
+    def origin_of(self, run: SeedResult) -> Origin | None:
+        """What a run was made with; none where it does not name it."""
+        return None if run.made_with is None else self.made_with[run.made_with]
+
 
 def gather(benchmark: Benchmark, jobs: Sequence[Job], scale: float) -> Results:
     """Read the folders of a benchmark's runs."""
-    found: list[PresetResult] = []
-    origins: list[Origin] = []
+    found: list[tuple[PresetResult, list[Origin | None]]] = []
     for entry in benchmark.entries:
         own = [job for job in jobs if job.entry == entry]
         if not own:
             continue
-        states = [(job.seed, standing(job)) for job in own]
-        finished = [(seed, now.run_dir) for seed, now in states if now.status == "finished"]
-        done = {seed: folder for seed, folder in finished if folder is not None}
-        runs = [_seed_result(seed, folder) for seed, folder in done.items()]
+        states = [standing(job) for job in own]
+        done = [now.run_dir for now in states if now.status == "finished" and now.run_dir]
+        runs = [run for folder in done if (run := read_run(benchmark, entry, folder)) is not None]
         config = benchmark.config(entry).with_overrides(total_timesteps=own[0].steps)
-        found.append(
-            PresetResult(
-                preset=entry.preset,
-                settings=what_is_run(config),  # that of the runs: `standing` refuses others
-                steps=own[0].steps,
-                seeds=tuple(job.seed for job in own),
-                expected=entry.expected,
-                source=entry.source,
-                runs=tuple(run for run in runs if run is not None),
-            )
+        preset = PresetResult(
+            preset=entry.preset,
+            settings=what_is_run(config),  # that of the runs: `standing` refuses others
+            steps=own[0].steps,
+            seeds=tuple(job.seed for job in own),
+            expected=entry.expected,
+            source=entry.source,
+            runs=tuple(run.result for run in runs),
         )
-        origins += map(_origin, done.values())
-    different = tuple(one for i, one in enumerate(origins) if one not in origins[:i])
+        found.append((preset, [run.origin for run in runs]))
+    return _numbered(benchmark.name, scale, found)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """A run folder's figures and what they were made with."""
+
+    preset: str
+    result: SeedResult
+    origin: Origin
+
+
+def read_run(
+    benchmark: Benchmark,
+    entry: Entry,
+    run_dir: Path,
+    *,
+    commit: str | None = None,
+    accelerator: str | None = None,
+) -> FinishedRun | None:
+    """Read the folder of a finished run; none where not one episode ended.
+
+    ``commit`` is used where the run itself recorded none.
+    """
+    about = read_json(run_dir / "metadata.json")
+    summary = read_json(run_dir / "summary.json")
+    config = config_from_file(run_dir / "config.yaml")
+    metrics = summary.get("metrics", {})
+    mean = final_return(metrics)
+    if mean is None:
+        return None
+    result = SeedResult(
+        seed=config.seed,
+        steps=summary["global_step"],
+        episodes=int(metrics.get("eval/episodes", 0)),
+        mean=round(mean, 4),
+        std=_rounded(metrics.get("eval/return_std"), 4),
+        seconds=_rounded(metrics.get("time/elapsed"), 1),
+        device=config.device,
+        acceleration=config.acceleration,
+        command=_command(benchmark, entry, config),
+    )
+    origin = Origin(
+        commit=about.get("git_commit") or commit,
+        device=about.get("device"),
+        cpu_cores=about.get("hardware", {}).get("cpu_count"),
+        versions=about.get("versions", {}),
+        accelerator=accelerator,
+    )
+    return FinishedRun(entry.preset, result, origin)
+
+
+def _command(benchmark: Benchmark, entry: Entry, config: TrainConfig[Any]) -> str:
+    """What repeats a run, without the paths of the machine it ran on."""
+    preset = config_from_file(benchmark.preset_file(entry))
+    packaged = benchmark.path.parent.resolve().parent == zoo_dir().resolve()
+    name = f"zoo/{benchmark.name}/{entry.preset}" if packaged else f"--config {entry.preset}.yaml"
+    words = ["rl-training", "train", name, "--seed", str(config.seed)]
+    if config.total_timesteps != preset.total_timesteps:
+        words += ["--total-timesteps", str(config.total_timesteps)]
+    if config.device != preset.device:
+        words += ["--device", config.device]
+    if config.acceleration != preset.acceleration:
+        words += ["--acceleration", config.acceleration]
+    if config.torch_threads is not None:
+        words += ["--torch-threads", str(config.torch_threads)]
+    return " ".join(words)
+
+
+def _numbered(
+    benchmark: str,
+    scale: float,
+    found: Sequence[tuple[PresetResult, Sequence[Origin | None]]],
+    others: Sequence[Origin] = (),
+) -> Results:
+    """Results whose runs name what they were made with; ``others``: origins that no run names."""
+    distinct: list[Origin] = list(others)
+    presets = []
+    for own, origins in found:
+        for one in origins:
+            if one is not None and one not in distinct:
+                distinct.append(one)
+        runs = [
+            dataclasses.replace(run, made_with=None if one is None else distinct.index(one))
+            for run, one in zip(own.runs, origins, strict=True)
+        ]
+        presets.append(dataclasses.replace(own, runs=tuple(runs)))
     return Results(
         format=FORMAT,
-        benchmark=benchmark.name,
+        benchmark=benchmark,
         scale=scale,
-        presets=tuple(found),
-        made_with=different,
+        presets=tuple(presets),
+        made_with=tuple(distinct),
     )
 
 
@@ -155,35 +277,66 @@ def what_is_run(config: TrainConfig[Any]) -> dict[str, Any]:
     return {key: value for key, value in config.to_dict().items() if key not in (*SHOWN, "seed")}
 
 
-def _seed_result(seed: int, run_dir: Path) -> SeedResult | None:
-    """A finished run's figures; none where not one episode ended."""
-    summary = read_json(run_dir / "summary.json")
-    metrics = summary.get("metrics", {})
-    mean = final_return(metrics)
-    if mean is None:
-        return None
-    return SeedResult(
-        seed=seed,
-        steps=summary["global_step"],
-        episodes=int(metrics.get("eval/episodes", 0)),
-        mean=round(mean, 4),
-        std=_rounded(metrics.get("eval/return_std"), 4),
-        seconds=_rounded(metrics.get("time/elapsed"), 1),
-    )
+def differing_settings(run: Mapping[str, Any], preset: Mapping[str, Any]) -> list[str]:
+    """Names of settings in which a run differs from a preset, other than ``PLACEMENT``.
+
+    Both are as of :func:`what_is_run`; a setting that ``run`` does not have is newer than it.
+    """
+    ignored = (*PLACEMENT, *_RECORDING, "algo_kwargs")
+    top = [key for key in run if key not in ignored and run[key] != preset.get(key)]
+    knobs, wanted = run["algo_kwargs"], preset["algo_kwargs"]
+    return top + [f"algo_kwargs.{key}" for key in knobs if knobs[key] != wanted.get(key)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+    """Kept results with further runs added."""
+
+    results: Results
+    added: list[FinishedRun]
+    ignored: list[FinishedRun]
+    """Runs whose seed already has a result."""
+    replaced: list[str]
+    """Presets whose results were of other settings and are replaced."""
+
+
+def merge_runs(benchmark: Benchmark, kept: Results | None, runs: Sequence[FinishedRun]) -> Merge:
+    """Add runs to the kept results of a benchmark; the first result of a seed stays."""
+    found: list[tuple[PresetResult, list[Origin | None]]] = []
+    merge = Merge(_numbered(benchmark.name, 1.0, []), [], [], [])
+    for entry in benchmark.entries:
+        before = kept.of(entry.preset) if kept else None
+        new = [run for run in runs if run.preset == entry.preset]
+        settings = what_is_run(benchmark.config(entry))
+        if new and before is not None and differing_settings(before.settings, settings):
+            merge.replaced.append(entry.preset)
+            before = None
+        by_seed: dict[int, tuple[SeedResult, Origin | None]] = {}
+        for result in before.runs if before else ():
+            by_seed[result.seed] = (result, kept.origin_of(result) if kept else None)
+        for run in new:
+            (merge.ignored if run.result.seed in by_seed else merge.added).append(run)
+            by_seed.setdefault(run.result.seed, (run.result, run.origin))
+        if not by_seed:
+            continue
+        rows = [by_seed[seed] for seed in sorted(by_seed)]
+        preset = PresetResult(
+            preset=entry.preset,
+            settings=before.settings if before else settings,
+            steps=entry.steps,
+            seeds=entry.seeds,
+            expected=entry.expected,
+            source=entry.source,
+            runs=tuple(result for result, _ in rows),
+        )
+        found.append((preset, [origin for _, origin in rows]))
+    unnamed = any(origin is None for _, origins in found for origin in origins)
+    others = kept.made_with if kept and unnamed else ()
+    return dataclasses.replace(merge, results=_numbered(benchmark.name, 1.0, found, others))
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def _origin(run_dir: Path) -> Origin:
-    about = read_json(run_dir / "metadata.json")
-    return Origin(
-        commit=about.get("git_commit"),
-        device=about.get("device"),
-        cpu_cores=about.get("hardware", {}).get("cpu_count"),
-        versions=about.get("versions", {}),
-    )
 
 
 def write_results(path: Path, results: Results) -> None:
@@ -196,7 +349,7 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def kept_results(benchmark: Benchmark) -> Results | None:
-    """What is kept beside a manifest; part of a benchmark is refused."""
+    """What is kept beside a manifest: runs to their end; presets may lack some of their seeds."""
     path = benchmark.path.parent / RESULTS
     if not path.is_file():
         return None
@@ -206,7 +359,13 @@ def kept_results(benchmark: Benchmark) -> Results | None:
     require(results.scale == 1.0, f"{path}: scale", "1: runs to their end", results.scale)
     for own in results.presets:
         seeds = [run.seed for run in own.runs]
-        require(own.is_whole, f"{path}: {own.preset}", f"of seeds {list(own.seeds)}", seeds)
+        asked = bool(seeds) and len(set(seeds)) == len(seeds) and set(seeds) <= set(own.seeds)
+        require(asked, f"{path}: {own.preset}", f"of seeds among {list(own.seeds)}", seeds)
+        for run in own.runs:
+            known = run.made_with is None or 0 <= run.made_with < len(results.made_with)
+            require(
+                known, f"{path}: {own.preset}.made_with", "an index of made_with", run.made_with
+            )
     return results
 
 
