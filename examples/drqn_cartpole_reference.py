@@ -198,10 +198,12 @@ class Replay:
         return [sequence for sequences in self.kept for sequence in sequences]
 
     def sample(self, count: int, burn_in: int) -> list[Transitions]:
-        """Draw with replacement, so that no step that is learnt from is favoured."""
-        sequences = self.sequences()
-        steps = torch.tensor([float(len(one) - one.unlearnt(burn_in)) for one in sequences])
-        return [sequences[i] for i in torch.multinomial(steps, count, replacement=True)]
+        """Draw sequences uniformly, with replacement, of those with a step that is learnt.
+
+        A sequence trains each of its learnt steps once, so that all are trained equally often.
+        """
+        learnt = [one for one in self.sequences() if len(one) > one.unlearnt(burn_in)]
+        return [learnt[i] for i in torch.randint(len(learnt), (count,)).tolist()]
 
 
 class Collector:
@@ -282,7 +284,7 @@ def drqn_update(
     sequences: Sequence[Transitions],
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """Take one gradient step on sequences, every step of which counts the same."""
+    """Take one gradient step on sequences, every learnt step of which has the same weight."""
     sequences = sorted(sequences, key=len, reverse=True)
     online = values_along(networks.online, sequences)
     with torch.no_grad():
@@ -305,7 +307,8 @@ def drqn_update(
         q_values[-1], errors[-1] = q_values[-1][counted], errors[-1][counted]
 
     # Squares, for the mean of targets that differ by what is hidden; Huber's would be the median.
-    loss = torch.cat(errors).square().mean() / 2
+    # Divided by a constant: by the number of errors, a step would weigh more in short sequences.
+    loss = torch.cat(errors).square().sum() / (2 * len(sequences) * args.sequence_length)
 
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]

@@ -256,22 +256,23 @@ def test_script_and_package_keep_the_same_sequences() -> None:
     assert twins.truncated >= 10
 
 
-def test_both_draw_sequences_in_proportion_to_their_length() -> None:
+def test_both_draw_all_sequences_that_have_a_learnt_step_equally_often() -> None:
     twins = Twins(capacity=NUM_ENVS * 60)
     twins.collect(133)
     twins.env.close()
     kept = twins.by_first_obs()
-    counted = {key: len(one) - one.unlearnt(BURN_IN) for key, one in kept.items()}
-    total = sum(counted.values())
+    learnt = {key for key, one in kept.items() if len(one) > one.unlearnt(BURN_IN)}
+    assert len(learnt) < len(kept)
+    assert len({len(kept[key]) for key in learnt}) == LENGTH
     count = 20_000
+    expected = count / len(learnt)
     theirs = twins.replay.sample(count, torch.Generator().manual_seed(3))["obs"][0]
     torch.manual_seed(3)
     ours = [sequence.obs[0] for sequence in twins.script_replay.sample(count, BURN_IN)]
     for drawn in (theirs, ours):
         times = Counter(first_key(obs) for obs in drawn)
-        for key, steps in counted.items():
-            expected = count * steps / total
-            assert abs(times[key] - expected) <= 5 * expected**0.5, steps
+        assert times.keys() == learnt
+        assert max(abs(number - expected) for number in times.values()) <= 5 * expected**0.5
 
 
 class InPrecision:
@@ -348,10 +349,10 @@ def script_losses(twins: Twins, sequences: list[Any]) -> tuple[float, float]:
     ("double", "expected"),
     [
         # Targets are 1 + 0.5 * 4, 1 after the fall, and 1 + 0.5 * 4 at the time limit: TD errors
-        # of 3, 1 and 3.
-        (False, (9 + 1 + 9) / 6),
+        # of 3, 1 and 3, in two sequences of at most 16 steps.
+        (False, (9 + 1 + 9) / (2 * 2 * 16)),
         # The network prefers the first action, worth 3: errors of 2.5, 1 and 2.5.
-        (True, (6.25 + 1 + 6.25) / 6),
+        (True, (6.25 + 1 + 6.25) / (2 * 2 * 16)),
     ],
 )
 def test_script_bootstraps_truncated_episodes_and_not_terminated_ones(

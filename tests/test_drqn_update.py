@@ -49,10 +49,25 @@ def test_the_loss_of_numbers_worked_by_hand() -> None:
         }
     )
     assert {name: float(value) for name, value in found.items()} == {
-        "loss": 0.5 * (4 + 1) / 2,
+        "loss": pytest.approx(0.5 * (4 + 1) / 3),
         "q_mean": 1.5,
         "td_error": 1.5,
     }
+
+
+def test_a_step_has_the_same_weight_whatever_is_drawn_with_it() -> None:
+    weights = []
+    for others in (0, 1, 4):
+        q_values = torch.zeros(4, 2, requires_grad=True)
+        mask = torch.zeros(4, 2)
+        mask[0, 0] = 1.0
+        mask[:others, 1] = 1.0
+        drqn_loss({"q_values": q_values, "targets": torch.ones(4, 2), "mask": mask})[
+            "loss"
+        ].backward()  # type: ignore[no-untyped-call]
+        assert q_values.grad is not None
+        weights.append(float(q_values.grad[0, 0]))
+    assert weights == [-1 / 8] * 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,13 @@ STATE = 2
 class World:
     """Episodes of unique observations, whose states are the number of steps in the episode."""
 
-    def __init__(self, num_envs: int, seed: int, next_step: bool = False) -> None:
+    def __init__(
+        self, num_envs: int, seed: int, next_step: bool = False, ends: float = 0.16
+    ) -> None:
         self.rng = np.random.default_rng(seed)
         self.num_envs = num_envs
         self.next_step = next_step
+        self.ends = ends
         self.count = 0
         self.obs = self.fresh()
         self.age = np.zeros(num_envs, np.int64)
@@ -42,7 +46,7 @@ class World:
         reward = self.rng.normal(size=self.num_envs).astype(np.float32)
         fate = self.rng.random(self.num_envs)
         valid = ~self.pending
-        terminated, truncated = (fate < 0.08) & valid, (fate > 0.92) & valid
+        terminated, truncated = (fate < self.ends / 2) & valid, (fate > 1 - self.ends / 2) & valid
         final, done = self.fresh(), terminated | truncated
         following = final if self.next_step else np.where(done[:, None], self.fresh(), final)
         state = np.repeat(self.age[:, None], STATE, 1).astype(np.float32)
@@ -75,7 +79,7 @@ class World:
                 if not current:
                     begins = row["age"] == 0
                     room = length - (episodes % length if begins else 0)
-                    episodes += begins
+                    episodes += begins and row["valid"]
                 current.append(row)
                 if row["ends"] or len(current) == room or t == len(rows) - 1:
                     unlearnt = 0 if current[0]["age"] == 0 else burn_in
@@ -133,8 +137,10 @@ def test_every_drawn_sequence_is_one_that_happened(
     burn_in = seed % length
     world = World(num_envs, seed, next_step)
     buffer = make(rows * num_envs, num_envs, length, burn_in)
-    for _ in range(steps):
+    for step in range(steps):
         world.step(buffer)
+        if step % 3 == seed % 5:  # as often as it is drawn from, or never before the end
+            buffer.sample(1, torch.Generator())
     true = world.sequences(length, min(rows, steps), burn_in)
     if not true:
         with pytest.raises(ValueError, match="holds nothing to sample"):
@@ -147,21 +153,83 @@ def test_every_drawn_sequence_is_one_that_happened(
         check_column(batch, b, true[float(batch["obs"][0, b, 0])], burn_in)
 
 
-def test_transitions_are_drawn_alike_often() -> None:
-    world, buffer = World(2, 3), make(200, 2, 4)
-    for _ in range(100):
+def learnt_steps(world: World, length: int, kept: int, burn_in: int) -> set[float]:
+    """Names of all learnt steps, by a walk over what happened that knows nothing of the buffer."""
+    found = set()
+    for rows in world.rows:
+        episode, start, begins, room = -1, 0, True, 0
+        for t, row in enumerate(rows):
+            if not row["valid"]:
+                continue
+            if row["age"] == 0:
+                episode += 1
+                start, begins, room = t, True, length - episode % length
+            elif t - start == room:
+                start, begins, room = t, False, length
+            is_burn_in = not begins and t - start < burn_in
+            if not is_burn_in and start >= len(rows) - kept:
+                found.add(float(row["obs"][0]))
+    return found
+
+
+def trained_steps(buffer: RecurrentReplayBuffer, batches: int, size: int) -> Counter[float]:
+    """How often each step is trained."""
+    generator, counts = torch.Generator().manual_seed(1), Counter[float]()
+    for _ in range(batches):
+        batch = buffer.sample(size, generator)
+        counts.update(batch["obs"][:-1, :, 0][batch["mask"] > 0].tolist())
+    return counts
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize("steps", [45, 333])
+def test_every_learnt_step_is_trained_equally_often(
+    steps: int, next_step: bool, burn_in: int
+) -> None:
+    """Counted over many batches, before the ring is full and after it was filled four times.
+
+    Episodes last from one step to 80, 16 on average: two sequences. A count is nearly Poisson
+    distributed, so that z is standard normal where all have the same mean.
+    """
+    world, buffer = World(3, 4, next_step, ends=1 / 16), make(240, 3, 8, burn_in)
+    for step in range(steps):
         world.step(buffer)
-    true = world.sequences(4, 100)
-    firsts = [
-        float(first)
-        for seed in range(40)
-        for first in buffer.sample(500, torch.Generator().manual_seed(seed))["obs"][0, :, 0]
-    ]
-    counts = {first: firsts.count(first) for first in true}
-    total = sum(len(rows) for rows in true.values())
-    for first, rows in true.items():
-        expected = len(firsts) * len(rows) / total
-        assert abs(counts[first] - expected) < 6 * expected**0.5
+        if step % 5 == 0:
+            buffer.sample(1, torch.Generator())
+    expected = learnt_steps(world, 8, min(steps, 80), burn_in)
+    counts = trained_steps(buffer, batches=40, size=1000)
+    assert counts.keys() == expected
+    mean = counts.total() / len(expected)
+    assert mean > 500
+    z = (np.array(list(counts.values())) - mean) / mean**0.5
+    assert np.abs(z).max() < 5
+    # Steps of one sequence are counted together, eight at most: this mean deviates from one by
+    # less than sqrt(2 * 8 / n).
+    assert (z**2).mean() < 1 + 5 * (16 / len(z)) ** 0.5
+    newest = {float(rows[-1]["obs"][0]) for rows in world.rows}  # of sequences still growing
+    assert newest & expected
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_a_reset_row_begins_no_episode(next_step: bool) -> None:
+    """First sequences get shorter by one step from episode to episode, however it is reset."""
+    buffer, never = make(1000, 1, 4), np.zeros(1, bool)
+
+    def add(number: int, age: int, valid: Any) -> None:
+        obs, state = np.full((1, 2), 100 * number + age, np.float32), np.full((1, STATE), age)
+        ends = np.full(1, age == 5) & valid
+        step = VectorStep(obs, obs, np.zeros(1), ends, never, valid, ())
+        buffer.add(obs, np.zeros(1, np.int64), {"state": state}, step)
+
+    for number in range(9):
+        for age in range(6):
+            add(number, age, ~never)
+        if next_step:
+            add(number, 0, never)
+    batch = buffer.sample(1000, torch.Generator().manual_seed(0))
+    lengths = dict(zip(batch["obs"][0, :, 0].tolist(), batch["mask"].sum(0).tolist(), strict=True))
+    assert [lengths[100.0 * number] for number in range(9)] == [4, 3, 2, 1, 4, 3, 2, 1, 4]
 
 
 def test_a_growing_sequence_is_not_continued_by_the_oldest_rows() -> None:
@@ -183,11 +251,13 @@ def test_state_goes_through_a_checkpoint_and_continues_alike(steps: int) -> None
     world, buffer = World(2, 5), make(60, 2, 4)
     for _ in range(steps):
         world.step(buffer)
+        buffer.sample(1, torch.Generator())
     saved = to_storable(buffer.ring_state())
     chunks = [to_storable(buffer.chunk_state(i)) for i in range(buffer.num_chunks)]
     other = make(60, 2, 4)
-    for _ in range(7):  # what it held before is gone
+    for _ in range(70):  # what it held before is gone
         World(2, 9).step(other)
+    other.sample(1, torch.Generator())
     other.load_ring_state(saved)
     for index, chunk in enumerate(chunks):
         other.load_chunk(index, chunk)
@@ -219,7 +289,7 @@ def test_state_goes_through_a_checkpoint_and_continues_alike(steps: int) -> None
 
 def test_memory_is_counted() -> None:
     each = RecurrentReplayBuffer.bytes_per_step(OBS, ACTION, sequence_length=4, state_size=STATE)
-    assert each == 8 + 8 + 9 + 4 + 54
+    assert each == 8 + 8 + 9 + 4 + 58
     world, buffer = World(2, 7), make(4000, 2, 4)
     for _ in range(2000):
         world.step(buffer)
@@ -280,30 +350,28 @@ def test_the_only_step_to_learn_from_is_found_however_rare() -> None:
     buffer = make(800, 1, 400, burn_in=399)
     for t in range(400):
         add_one(buffer, t)
-    # One draw in 400 is of that step: some of these take more draws than are in vain at first.
-    for seed in range(5):
-        batch = buffer.sample(1, torch.Generator().manual_seed(seed))
-        assert batch["mask"][:, 0].tolist() == [0.0] * 399 + [1.0]
+    batch = buffer.sample(5, torch.Generator().manual_seed(0))
+    assert batch["mask"].T.tolist() == [[0.0] * 399 + [1.0]] * 5
 
 
-def test_a_few_draws_in_vain_do_not_look_through_all_that_is_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    buffer = make(100, 1, 4, burn_in=3)
-    for t in range(50):
-        add_one(buffer, t)
+def test_a_draw_does_not_look_through_all_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, buffer = World(2, 1), make(2000, 2, 4, burn_in=2)
+    for _ in range(1500):
+        world.step(buffer)
+    buffer.sample(1, torch.Generator())
     looked: list[int] = []
-    real = buffer._starts_of
+    real = buffer.is_valid
 
-    def starts_of(cells: Any) -> Any:
+    def is_valid(cells: Any) -> Any:
         looked.append(len(cells))
         return real(cells)
 
-    monkeypatch.setattr(buffer, "_starts_of", starts_of)
-    for seed in range(20):
-        buffer.sample(1, torch.Generator().manual_seed(seed))
-    assert len(looked) > 20  # three draws in four are burn-in
-    assert set(looked) == {1}
+    monkeypatch.setattr(buffer, "is_valid", is_valid)
+    for steps in (0, 1, 3):
+        for _ in range(steps):
+            world.step(buffer)
+        buffer.sample(8, torch.Generator())
+    assert looked == [2, 6]
 
 
 def test_an_inexact_resume_joins_no_episodes_however_alike() -> None:

@@ -62,15 +62,19 @@ class DRQNConfig(QLearningConfig):
 
 
 def drqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Half the mean squared TD error over sequences (time, batch), where ``mask`` is 1.
+    """Half the squared TD error of the steps of sequences (time, batch) where ``mask`` is 1.
 
+        loss = sum( mask (target - q)^2 ) / (2 time batch)
+
+    The divisor counts padding and burn-in too, so that it is a constant and every learnt step has
+    the same weight in every batch. In a mean over ``mask`` steps of short sequences weigh more.
     Not DQN's Huber loss: where an observation does not tell the whole state its targets differ by
     what is hidden, and only squares pull towards their mean instead of their median.
     """
     q_values, mask = batch["q_values"], batch["mask"]
     td_errors = batch["targets"] - q_values
     return {
-        "loss": 0.5 * masked_mean(td_errors.square(), mask),
+        "loss": 0.5 * (td_errors.square() * mask).mean(),
         "q_mean": masked_mean(q_values.detach(), mask),
         "td_error": masked_mean(td_errors.detach().abs(), mask),
     }

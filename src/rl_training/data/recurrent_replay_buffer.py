@@ -15,10 +15,48 @@ from rl_training.errors import ConfigError
 from rl_training.tree import tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
-_PATIENCE = 100
-"""Draws in vain after which it is looked whether there is anything to draw."""
 _PER_STATE = 208
 """Bytes that Python takes for a stored state besides its numbers."""
+_PER_START = 16
+"""Bytes that a queue takes for the start of a sequence: eight, and as much room to grow."""
+
+
+class _Starts:
+    """Where sequences begin, in ascending order; the first ones are removed as the ring moves on.
+
+    Every place is a count of transitions, round the ring as often as it was filled.
+    """
+
+    def __init__(self) -> None:
+        self._places = np.empty(64, np.int64)
+        self._first = self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken now."""
+        return self._places.nbytes
+
+    def extend(self, places: Array) -> None:
+        """Append places, all behind those held."""
+        if self._end + len(places) > len(self._places):
+            held = self._places[self._first : self._end]
+            self._places = np.empty(max(64, 2 * (len(held) + len(places))), np.int64)
+            self._places[: len(held)] = held
+            self._first, self._end = 0, len(held)
+        self._places[self._end : self._end + len(places)] = places
+        self._end += len(places)
+
+    def drop_before(self, place: int) -> None:
+        """Remove all that lie before a place."""
+        self._first += int(np.searchsorted(self._places[self._first : self._end], place))
+
+    def take(self, index: Array) -> Array:
+        """Return the places with these indices, 0 the oldest."""
+        places: Array = self._places[self._first + index]
+        return places
 
 
 class RecurrentReplayBuffer(ReplayBuffer):
@@ -32,6 +70,10 @@ class RecurrentReplayBuffer(ReplayBuffer):
     (both after R2D2, Kapturowski et al. 2019; gradients flow through them all the same). So that
     no part of episodes is always burn-in, the first sequence of an environment's k-th episode is
     k mod ``sequence_length`` steps shorter.
+
+    A step is learnt if it is valid, not burn-in, and the beginning of its sequence is still stored.
+    `sample` draws every sequence that has such a step with the same probability. A drawn sequence
+    trains each of its learnt steps once, so that all learnt steps are trained equally often.
     """
 
     def __init__(
@@ -64,20 +106,29 @@ class RecurrentReplayBuffer(ReplayBuffer):
         """How far into its sequence each transition is."""
         self._states: dict[int, Array] = {}
         """What was remembered before a cell that begins a sequence within an episode."""
+        self._episode_starts = _Starts()
+        """Where sequences with a learnt step begin, of those that begin with their episode."""
+        self._later_starts = _Starts()
+        """The same, of those that begin within their episode."""
+        self._rows_added = 0
+        """Rows ever added; the row of the ring is the remainder."""
+        self._rows_indexed = 0
+        """Rows of them up to which the starts are known."""
 
     @staticmethod
     def bytes_per_step(
         obs_spec: ObsSpec, action_spec: ActionSpec, *, sequence_length: int, state_size: int
     ) -> int:
-        """What one transition costs: as elsewhere, four bytes, and its share of a state."""
+        """What one transition costs: as elsewhere, four bytes, and its share of a sequence."""
         plain = ReplayBuffer.bytes_per_transition(obs_spec, action_spec)
-        return plain + 4 + -(-(4 * state_size + _PER_STATE) // sequence_length)
+        return plain + 4 + -(-(4 * state_size + _PER_STATE + _PER_START) // sequence_length)
 
     @property
     def nbytes(self) -> int:
         """Bytes taken now."""
         states = len(self._states) * (4 * self.state_size + _PER_STATE)
-        return super().nbytes + self._offsets.nbytes + states
+        starts = self._episode_starts.nbytes + self._later_starts.nbytes
+        return super().nbytes + self._offsets.nbytes + states + starts
 
     def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
         """Append one step of every environment; ``record`` holds the states before it."""
@@ -91,26 +142,28 @@ class RecurrentReplayBuffer(ReplayBuffer):
         self._offsets[t] = np.where(grows, self._offsets[before] + 1, 0)
         shorter = np.where(in_episode, 0, self._episodes % self.sequence_length)
         self._left = np.where(grows, self._left, self.sequence_length - shorter) - 1
-        self._episodes += ~in_episode
+        # The reset-only rows of NEXT_STEP vectors lie between episodes and begin none.
+        self._episodes += ~in_episode & step.valid
         first_cell = t * self.num_envs
         for env in range(self.num_envs):
             self._states.pop(first_cell + env, None)
         for env in np.flatnonzero(in_episode & ~grows).tolist():
             self._states[first_cell + env] = known[env].astype(np.float32)
         super().add(obs, action, remaining, step)
+        self._rows_added += 1
 
     def sample(
         self, batch_size: int, generator: torch.Generator, *, beta: float = 1.0
     ) -> dict[str, Any]:
-        """Draw sequences with replacement, each as likely as it has steps that are learnt from.
+        """Draw sequences that have a learnt step, uniformly and with replacement.
 
         All are (time, batch, ...). ``obs`` is one longer than the rest and ends in the true
         successor of the last step; ``mask`` is 0 on padding and burn-in, ``episode_starts`` 1 where
         an episode begins, ``state`` what was remembered before the first step; the rest is as in
-        the base.
+        the base. Of a sequence that is still growing this is what is stored so far.
         """
         del beta
-        first = self._draw_starts(batch_size, generator)
+        first, begins_episode = self._draw_starts(batch_size, generator)
         steps = np.arange(self.sequence_length)[:, None]
         cells = (first + steps * self.num_envs) % self._offsets.size
         offsets = self._offsets.reshape(-1)
@@ -129,8 +182,8 @@ class RecurrentReplayBuffer(ReplayBuffer):
             lambda here, after: torch.cat((here[:1], after)), taken["obs"], following
         )
         starts = np.zeros(shape, bool)
-        starts[0] = [int(cell) not in self._states for cell in first]
-        mask[: self.burn_in, ~starts[0]] = False
+        starts[0] = begins_episode
+        mask[: self.burn_in, ~begins_episode] = False
         return {
             **taken,
             "mask": torch.from_numpy(mask.astype(np.float32)),
@@ -139,33 +192,42 @@ class RecurrentReplayBuffer(ReplayBuffer):
             "cells": first,
         }
 
-    def _draw_starts(self, count: int, generator: torch.Generator) -> Array:
-        """Where sequences begin that transitions to learn from are in, those drawn uniformly."""
-        found, in_vain = np.empty(0, np.int64), 0
-        while len(found) < count:
-            cells = self._draw_uniform(count - len(found), generator)
-            first, counts = self._starts_of(cells)
-            found = np.concatenate((found, first[counts]))
-            in_vain = 0 if counts.any() else in_vain + 1
-            if in_vain == _PATIENCE:
-                _, any_count = self._starts_of(np.arange(self._offsets.size))
-                if not any_count.any():
-                    raise ValueError("the replay buffer holds nothing to sample")
-        return found
+    def _draw_starts(self, count: int, generator: torch.Generator) -> tuple[Array, Array]:
+        """Cells in which drawn sequences begin, and whether their episodes begin there too."""
+        if self._rows_indexed != self._rows_added:
+            self._index_new_rows()
+        num_first = len(self._episode_starts)
+        total = num_first + len(self._later_starts)
+        if not total:
+            raise ValueError("the replay buffer holds nothing to sample")
+        drawn: Array = torch.randint(total, (count,), generator=generator).numpy()
+        begins_episode = drawn < num_first
+        first = np.empty(count, np.int64)
+        first[begins_episode] = self._episode_starts.take(drawn[begins_episode])
+        first[~begins_episode] = self._later_starts.take(drawn[~begins_episode] - num_first)
+        return first % self._offsets.size, begins_episode
 
-    def _starts_of(self, cells: Array) -> tuple[Array, Array]:
-        """Where the sequences of transitions begin, and which of them are learnt from.
+    def _index_new_rows(self) -> None:
+        """Bring the starts up to date: what left the ring, and what was added to it."""
+        oldest = (self._rows_added - self._filled) * self.num_envs
+        self._episode_starts.drop_before(oldest)
+        self._later_starts.drop_before(oldest)
+        begin = max(self._rows_indexed * self.num_envs, oldest)
+        places = np.arange(begin, self._rows_added * self.num_envs)
+        cells = places % self._offsets.size
+        offsets = self._offsets.reshape(-1)[cells]
+        # The first learnt step: at once where the episode begins, else after the burn-in.
+        first = places[(offsets == 0) & self.is_valid(cells)]
+        self._episode_starts.extend(first[~self._in_episode(first)])
+        later = places[offsets == self.burn_in] - self.burn_in * self.num_envs
+        later = later[later >= oldest]
+        self._later_starts.extend(later[self._in_episode(later)])
+        self._rows_indexed = self._rows_added
 
-        Burn-in is not, nor what lost its beginning when the oldest rows made room.
-        """
-        back = self._offsets.reshape(-1)[cells].astype(np.int64)
-        first = (cells - back * self.num_envs) % self._offsets.size
-        age = (self._head - 1 - cells // self.num_envs) % self._ring
-        is_valid = self.is_valid(cells)
-        refreshed = back >= self.burn_in
-        if self.burn_in:
-            refreshed |= [cell not in self._states for cell in first.tolist()]
-        return first, is_valid & refreshed & (age + back < self._filled)
+    def _in_episode(self, starts: Array) -> Array:
+        """Whether sequences begin within an episode: a state is stored for those."""
+        cells = (starts % self._offsets.size).tolist()
+        return np.array([cell in self._states for cell in cells], bool)
 
     def _is_stored(self, cells: Array) -> Array:
         """Whether cells hold transitions, rather than what comes next or what came long ago."""
@@ -205,6 +267,10 @@ class RecurrentReplayBuffer(ReplayBuffer):
         self._left = np.array(state["left"], np.int64)
         self._episodes = np.array(state["episodes"], np.int64)
         self._states.clear()
+        # The starts are found again in the chunks, all in the order they had.
+        self._episode_starts, self._later_starts = _Starts(), _Starts()
+        self._rows_added = self._ring + self._head
+        self._rows_indexed = self._rows_added - self._filled
 
     def load_chunk(self, index: int, state: Mapping[str, Any]) -> None:
         """Bring a chunk back."""
