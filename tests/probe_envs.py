@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -160,6 +161,102 @@ class Broken(Probe):
         return self.observe(), 0.0, self.t == 5, False, {}
 
 
+class Faulty(Probe):
+    """Does something wrong in step ``at`` of its life; 0: in its first reset.
+
+    ``form``: ``vector``, ``dict`` or ``board`` (of integers). Episodes end after ``length`` steps.
+    """
+
+    def __init__(
+        self,
+        fault: str = "",
+        at: int = 3,
+        form: str = "vector",
+        length: int = 10**9,
+        continuous: bool = False,
+    ) -> None:
+        super().__init__(continuous)
+        self.fault, self.at, self.form, self.length = fault, at, form, length
+        self.count = 0
+        box = spaces.Box(-10.0, 10.0, (3,), np.float32)
+        self.observation_space = {
+            "vector": box,
+            "dict": spaces.Dict({"speed": box, "place": spaces.Box(-1.0, 1.0, (1,), np.float32)}),
+            "board": spaces.Box(0, 9, (3,), np.int8),
+        }[form]
+        if fault == "constructor":
+            raise KeyError("no licence left for the simulator")
+        if fault == "constructor exits":
+            sys.exit(0)
+        assert fault != "constructor asserts"
+
+    def observe(self) -> Any:
+        if self.form == "dict":
+            return {"speed": np.ones(3, np.float32), "place": np.zeros(1, np.float32)}
+        return np.ones(3, self.observation_space.dtype)
+
+    def spoilt(self, value: float) -> Any:
+        obs = self.observe()
+        leaf = obs["speed"] if self.form == "dict" else obs
+        leaf[1] = value
+        return obs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        if self.at == 0 and self.count == 0:
+            return self.wrong((obs, info), obs)
+        return obs, info
+
+    def step(self, action: Any) -> Step:
+        self.t += 1
+        self.count += 1
+        obs, ended = self.observe(), self.t == self.length
+        result: Step = (obs, 1.0, ended, False, {})
+        return self.wrong(result, obs) if self.count == self.at else result
+
+    def wrong(self, result: Any, obs: Any) -> Any:
+        """What is returned instead of ``result``, if anything is."""
+        fault = self.fault
+        if fault == "raises":
+            raise RuntimeError("the pole fell on my foot")
+        if fault == "exits":
+            sys.exit(0)
+        if fault == "asserts":
+            assert self.t < 0
+        instead = {
+            "four values": result[:4],
+            "nothing": None,
+            "observation alone": obs,
+            "reward none": (obs, None, False, False, {}),
+            "reward text": (obs, "1.0", False, False, {}),
+            "reward vector": (obs, np.ones(2), False, False, {}),
+            "done text": (obs, 1.0, "no", False, {}),
+            "done none": (obs, 1.0, False, None, {}),
+            "info none": (obs, 1.0, False, False, None),
+            "shape": (np.ones(1, np.float32), *result[1:]),
+            "shape of none": (None, *result[1:]),
+            "text": (np.array(["a", "b", "c"]), *result[1:]),
+            "fraction": (np.array([1.0, 0.5, 2.0]), *result[1:]),
+            "missing key": ({"speed": np.ones(3, np.float32)}, *result[1:]),
+            "key's shape": (
+                {**obs, "speed": np.ones(1)} if isinstance(obs, dict) else 0,
+                *result[1:],
+            ),
+            "nan": (self.spoilt(np.nan) if self.form != "board" else obs, *result[1:]),
+            "inf": (self.spoilt(np.inf) if self.form != "board" else obs, *result[1:]),
+            "nan reward": (obs, np.nan, False, False, {}),
+            "nan final": (
+                self.spoilt(np.nan) if self.form != "board" else obs,
+                1.0,
+                False,
+                True,
+                {},
+            ),
+            "odd but right": ([1, 1, 1], np.array([1.0]), np.array([False]), np.int64(0), {}),
+        }
+        return instead.get(fault, result)
+
+
 for _name in (
     "ConstantReward",
     "ObservationReward",
@@ -169,5 +266,6 @@ for _name in (
     "ReachTarget",
     "Recall",
     "Broken",
+    "Faulty",
 ):
     gym.register(f"probe/{_name}-v0", f"probe_envs:{_name}")

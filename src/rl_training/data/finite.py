@@ -1,24 +1,134 @@
-"""NaNs and infinities that environments give, named by where they came from."""
+"""NaNs and infinities, named by what they are and by the environment and step they came from."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rl_training.errors import NonFiniteError
 from rl_training.types import Array
 
+OBSERVATION, ACTION, REWARD, FINAL = range(4)
+"""Parts of one step, in the order in which each can cause the next."""
 
-def refuse_non_finite(named: list[tuple[str, Array]], first_row: int, first_step: int) -> None:
-    """Raise if any of the arrays (rows, environments, ...) holds one."""
-    found: list[tuple[int, int, str]] = []
-    for name, values in named:
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            row, env = np.argwhere(~np.isfinite(values))[0, :2]
-            found.append((int(row), int(env), name))
-    if found:
-        # The earliest, but an action only where nothing else is: it is the policy's answer.
-        row, env, name = min(found, key=lambda one: (one[2] == "action", one[0]))
-        raise NonFiniteError(
-            f"{name} is not finite in environment {env}, {first_row + row} vector steps"
-            f" after global step {first_step}"
+
+class Field(NamedTuple):
+    """One kind of value in the rows that are checked."""
+
+    part: int
+    name: str
+    values: Array
+    """(rows, environments, ...); observations have one row more, those after the last step."""
+
+    def is_finite(self) -> bool:
+        """Whether it holds neither a NaN nor an infinity."""
+        return self.values.dtype.kind != "f" or bool(np.isfinite(self.values).all())
+
+
+class Episodes(NamedTuple):
+    """Where episodes end in a sequence of rows, each a step of every environment."""
+
+    ended: Array
+    """(rows, environments): whether the episode ended with this step."""
+    valid: Array
+    """(rows, environments): False on a reset-only row."""
+    lengths_before: Array | None
+    """Steps of each environment's episode before the first row; None if unknown."""
+    lengths_after: Array | None
+    """Steps of each environment's episode after the last row; None if unknown."""
+    has_reset_rows: bool = False
+    """Whether a reset-only row follows each end."""
+
+    def is_final(self, row: int, env: int) -> bool:
+        """Whether what is observed at ``row`` is the last observation of an episode."""
+        if row < len(self.valid):
+            return not self.valid[row, env]
+        return self.has_reset_rows and bool(self.ended[-1, env])
+
+    def steps_before(self, row: int, env: int) -> tuple[int, bool]:
+        """Steps of the episode at ``row`` that came before it; False if it may be more."""
+        ended, valid = self.ended[:, env], self.valid[:, env]
+        next_valid = np.append(valid[1:], not self.has_reset_rows)
+        begins = ~valid | (ended & next_valid)  # a new episode begins in the next row
+        starts = np.flatnonzero(begins[:row])
+        if starts.size:
+            return int(valid[starts[-1] + 1 : row].sum()), True
+        before = int(valid[:row].sum())
+        if self.lengths_before is not None:
+            return before + int(self.lengths_before[env]), True
+        same_at_the_end = valid[row:].all() and not ended[row:].any()
+        if self.lengths_after is not None and same_at_the_end:
+            return int(self.lengths_after[env]) - len(valid[row:]), True
+        return before, False
+
+
+class _Found(NamedTuple):
+    row: int
+    part: int
+    env: int
+    field: Field
+
+
+def _first(fields: Sequence[Field], *, rows_are_missing: bool) -> _Found:
+    """The value that is not finite and that nothing before it can have caused.
+
+    If rows are missing before the fields, an action may be the consequence of one of them: it is
+    named only if nothing else is found.
+    """
+    found = []
+    for field in fields:
+        if not field.is_finite():
+            rows, envs = field.values.shape[:2]
+            bad = np.logical_not(np.isfinite(field.values).reshape(rows, envs, -1).all(-1))
+            row = int(bad.any(1).argmax())
+            found.append(_Found(row, field.part, int(bad[row].argmax()), field))
+    return min(found, key=lambda one: (rows_are_missing and one.part == ACTION, one[:3]))
+
+
+def non_finite_error(
+    fields: Sequence[Field], episodes: Episodes, *, first_row: int, first_step: int
+) -> NonFiniteError:
+    """The error for fields of which at least one is not finite.
+
+    They are of the last rows of ``episodes``; row 0 of them is ``first_row`` vector steps after
+    global step ``first_step``.
+    """
+    row, part, env, field = _first(fields, rows_are_missing=first_row > 0)
+    at = row + len(episodes.valid) - _num_rows(fields)
+    steps, known = episodes.steps_before(at, env)
+    name = field.name
+    if part == OBSERVATION and episodes.is_final(at, env):
+        name = f"final {name}"
+    if part != OBSERVATION:
+        when = f"in step {steps + 1}"
+    else:
+        when = f"after step {steps}" if steps else "at the start"
+    if not known:
+        when = f"{when} or later"
+    values = field.values[row, env].reshape(-1)
+    value = float(values[~np.isfinite(values)][0])
+    text = (
+        f"{name} is not finite in environment {env}, {when} of its episode,"
+        f" {first_row + row} vector steps after global step {first_step}: {value}"
+    )
+    if np.isinf(value):
+        text += " (infinite, or too large for float32)"
+    if part == ACTION:
+        missing = ", or a value that is stored no longer was not finite" if first_row else ""
+        text += (
+            f". Its observation is finite, so the policy is not: training diverged{missing}. A"
+            " lower learning rate or normalised observations and rewards may help; the last"
+            " checkpoint is intact"
         )
+    return NonFiniteError(text)
+
+
+def _num_rows(fields: Sequence[Field]) -> int:
+    return next(len(field.values) for field in fields if field.part == REWARD)
+
+
+def named_leaves(keys: Sequence[str]) -> list[str]:
+    """What the leaves of an observation are called; a single one has the key ``""``."""
+    return [f"observation[{key!r}]" if key else "observation" for key in keys]

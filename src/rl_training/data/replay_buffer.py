@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data import finite
 from rl_training.data.device_copy import DeviceCopy
-from rl_training.data.finite import refuse_non_finite
 from rl_training.data.obs_store import ObsStore, own_array
 from rl_training.data.sum_tree import SumTree
 from rl_training.errors import ConfigError
@@ -340,25 +340,47 @@ class ReplayBuffer:
             self._keep_final(newest, int(env), stored, source=int(env))
             self.changed_chunks.add(newest // self._chunk_rows)
 
-    def check_finite(self, rows: int, first_step: int) -> None:
-        """Refuse a NaN or infinity among the newest ``rows``, naming where it came from."""
+    def check_finite(
+        self, rows: int, first_step: int, episode_lengths: Array | None = None
+    ) -> None:
+        """Raise `NonFiniteError` for a NaN or infinity in the newest ``rows``, naming its origin.
+
+        ``episode_lengths`` are the steps so far of the environments' episodes; without them the
+        error may name too early a step of an episode that began before what is stored.
+        """
         count = min(rows, self._filled)
-        recent = (self._head - count + np.arange(count)) % self._ring
-        keys = list(self._obs) if isinstance(self._obs, dict) else ["observation"]
+        fields = self._newest_fields(count)
+        if not all(field.is_finite() for field in fields):
+            stored = self._flags[(self._head - self._filled + np.arange(self._filled)) % self._ring]
+            valid = stored & _VALID > 0
+            holds_all = int(valid[: self._filled - count].sum()) == first_step and count == rows
+            before = np.zeros(self.num_envs, np.int64) if holds_all else None
+            ended = stored & _ENDED > 0
+            episodes = finite.Episodes(ended, valid, before, episode_lengths, not valid.all())
+            raise finite.non_finite_error(
+                fields, episodes, first_row=rows - count, first_step=first_step
+            )
+
+    def _newest_fields(self, count: int) -> list[finite.Field]:
+        """The newest ``count`` rows, and what is observed after them."""
+        shown = (self._head - count + np.arange(count + 1)) % self._ring
+        recent = shown[:-1]
         finals = self._final_row[recent]
-        named: list[tuple[str, Array]] = []
-        for key, store in zip(keys, tree_leaves(self._obs), strict=True):
+        has_final = finals >= 0
+        fields: list[finite.Field] = []
+        keys, stores = zip(*self._named_stores(), strict=True)
+        for name, store in zip(finite.named_leaves(keys), stores, strict=True):
             pool = store.pool
             if pool.dtype.kind != "f":
                 continue
-            named.append((key, store.rows[recent]))
-            if (finals >= 0).any():
-                at_end = np.where(
-                    (finals >= 0).reshape(*finals.shape, *(1,) * (pool.ndim - 1)), pool[finals], 0
-                )
-                named.append((f"final {key}", at_end))
-        named += [("reward", self._rewards[recent]), ("action", self._actions[recent])]
-        refuse_non_finite(named, rows - count, first_step)
+            fields.append(finite.Field(finite.OBSERVATION, name, store.rows[shown]))
+            if has_final.any():
+                mask = has_final.reshape(*finals.shape, *(1,) * (pool.ndim - 1))
+                at_end = np.where(mask, pool[finals], 0)
+                fields.append(finite.Field(finite.FINAL, f"final {name}", at_end))
+        fields.append(finite.Field(finite.ACTION, "action", self._actions[recent]))
+        fields.append(finite.Field(finite.REWARD, "reward", self._rewards[recent]))
+        return fields
 
     # -- state: the ring in chunks of rows, so that only what changed is written anew -----------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training.envs import spaces
+from rl_training.envs.episodes import Restored
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.seeding import stream_seed
@@ -17,6 +19,7 @@ from rl_training.types import ACTION_MASK, Array, Episode, Obs, VectorStep
 
 _NATIVE_STATE: dict[type, tuple[str, ...]] = {CartPoleVectorEnv: ("state", "steps", "prev_done")}
 """Native vectors whose state is these arrays and their random generator."""
+_NEVER = 2**62
 
 
 class VectorAdapter:
@@ -42,13 +45,32 @@ class VectorAdapter:
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._state = _StateAccess(env)
+        self._max_recorded = int(env.metadata.get("rl_training/max_recorded_steps", _NEVER))
+        self._steps = 0
+        self._check_lengths_at = self._max_recorded
+        self.has_unrecorded_episodes = False
+        """Whether an episode was longer than `max_recorded_steps` allows to record.
+
+        A resume of the run may be approximate from then on; it stays True for the run's life.
+        """
+
+    @property
+    def episode_lengths(self) -> Array:
+        """Steps so far of each environment's current episode."""
+        return self._lengths.copy()
 
     def reset(self) -> Obs:
         """Begin the first episode of every environment."""
         obs, _ = self._state.first_reset(self._seed)
+        self._steps = 0
+        return self._begin(obs)
+
+    def _begin(self, obs: Any) -> Obs:
+        """Count from the first observations of new episodes."""
         self._returns[:] = 0
         self._lengths[:] = 0
         self._pending_reset = self._none_done
+        self._check_lengths_at = self._steps + self._max_recorded
         first = self._cast(obs)
         self._check_choice(first, self._valid)
         return first
@@ -57,6 +79,7 @@ class VectorAdapter:
         """Begin anew, as another run with another seed would."""
         self._seed = seed
         self._state.reseed(seed)
+        self._max_recorded = _NEVER  # only evaluation does this, and it is never resumed
         return self.reset()
 
     def step(self, action: Array) -> VectorStep:
@@ -74,6 +97,9 @@ class VectorAdapter:
     def _digest(
         self, raw: Any, reward: Array, terminated: Array, truncated: Array, info: dict[str, Any]
     ) -> VectorStep:
+        self._steps += 1
+        if self._steps > self._check_lengths_at:
+            self._check_lengths()
         obs = self._cast(raw)
         valid = self._valid
         if self.has_invalid_rows and self._pending_reset.any():
@@ -92,6 +118,22 @@ class VectorAdapter:
         obs, final_obs = self._across_reset(obs, done, info)
         self._check_choice(obs, ~self._pending_reset)
         return VectorStep(obs, final_obs, reward, terminated, truncated, valid, episodes)
+
+    def _check_lengths(self) -> None:
+        """Warn, once, of an episode that is too long to be recorded."""
+        longest = int(self._lengths.max())
+        if longest <= self._max_recorded:
+            self._check_lengths_at = self._steps + self._max_recorded - longest
+            return
+        self._check_lengths_at = _NEVER
+        self.has_unrecorded_episodes = True
+        warnings.warn(
+            f"the episode of environment {int(self._lengths.argmax())} is longer than"
+            f" max_recorded_steps ({self._max_recorded:,}): it is no longer recorded, so a resume"
+            " begins a new episode there and is approximate. Raise max_recorded_steps, or limit"
+            " episodes with env_kwargs: {max_episode_steps: ...}",
+            stacklevel=2,
+        )
 
     def _episodes(self, done: Array) -> tuple[Episode, ...]:
         return tuple(
@@ -139,12 +181,17 @@ class VectorAdapter:
     @property
     def exactly_resumable(self) -> bool:
         """Whether :meth:`load_state_dict` can bring the environments back bit for bit."""
+        return self._can_restore() and not self.has_unrecorded_episodes
+
+    def _can_restore(self) -> bool:
         return self._state.kind != "none" and self._state.is_exact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that brings the environments back."""
+        """Everything that restores the environments."""
         return {
             "seed": self._seed,
+            "steps": self._steps,
+            "has_unrecorded_episodes": self.has_unrecorded_episodes,
             "returns": self._returns.copy(),
             "lengths": self._lengths.copy(),
             "pending_reset": self._pending_reset.copy(),
@@ -158,19 +205,44 @@ class VectorAdapter:
         restored environments show something else than ``expected``.
         """
         self._seed = int(state["seed"])
+        # States of earlier versions have neither of the two.
+        self._steps = int(state.get("steps", 0))
+        self.has_unrecorded_episodes = bool(state.get("has_unrecorded_episodes", False))
         if self._state.kind == "none" or state["envs"] is None:
-            return self.reset(), False
-        rows = self._state.load(state["envs"])
+            obs, _ = self._state.reset_anew(self._seed, self._steps)
+            return self._begin(obs), False
+        restored = self._state.load(state["envs"])
         self._returns = np.array(state["returns"], np.float64)
         self._lengths = np.array(state["lengths"], np.int64)
         self._pending_reset = np.array(state["pending_reset"], bool)
+        self._after_restore(restored)
+        return self._shown(restored, expected)
+
+    def _after_restore(self, restored: list[Restored]) -> None:
+        """Count new episodes from zero, and warn of those that replace unrecorded ones."""
+        new = np.array([one.new_episode for one in restored])
+        unrecorded = np.flatnonzero(new & (self._lengths > self._max_recorded))
+        self._returns[new] = 0.0
+        self._lengths[new] = 0
+        if unrecorded.size:
+            self.has_unrecorded_episodes = True
+            warnings.warn(
+                f"environments {unrecorded.tolist()} begin new episodes: theirs were longer than"
+                f" max_recorded_steps ({self._max_recorded:,}) and not recorded; this resume is"
+                " approximate",
+                stacklevel=4,
+            )
+        self._check_lengths_at = _NEVER if self.has_unrecorded_episodes else self._steps
+
+    def _shown(self, restored: list[Restored], expected: Obs) -> tuple[Obs, bool]:
+        """What the restored environments show, and whether it is exactly as ``expected``."""
         obs = tree_map(np.array, expected)
-        exact = self.exactly_resumable
-        for i, (row, matches) in enumerate(rows):
-            exact = exact and matches
-            if row is None:  # the environment restores a state of its own and shows nothing
+        exact = self._can_restore()
+        for i, one in enumerate(restored):
+            exact = exact and one.exact
+            if one.obs is None:  # the environment restores a state of its own and shows nothing
                 continue
-            pairs = zip(tree_leaves(obs), tree_leaves(self.obs_spec.cast(row)), strict=True)
+            pairs = zip(tree_leaves(obs), tree_leaves(self.obs_spec.cast(one.obs)), strict=True)
             for leaf, seen in pairs:
                 exact = exact and np.array_equal(leaf[i], seen, equal_nan=seen.dtype.kind == "f")
                 leaf[i] = seen
@@ -221,6 +293,14 @@ class _StateAccess:
             return self._env.reset()
         return self._env.reset(seed=stream_seed(seed, "environment") >> 32)
 
+    def reset_anew(self, seed: int, steps: int) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes that the run has not had before its vector step ``steps``."""
+        if not steps:
+            return self.first_reset(seed)
+        anew = stream_seed(seed, "resumed environment", steps)
+        self.reseed(anew)
+        return self._env.reset() if self.kind == "episodes" else self._env.reset(seed=anew >> 32)
+
     def reseed(self, seed: int) -> None:
         if self.kind == "episodes":
             self._each("reseed", [(seed,)] * self._env.num_envs)
@@ -233,8 +313,8 @@ class _StateAccess:
             return {**state, "rng": self._base.np_random.bit_generator.state}
         return self._base.get_state() if self.kind == "own" else None
 
-    def load(self, saved: Any) -> list[tuple[Any, bool]]:
-        """Restore; each environment's observation (None if unknown) and whether it is exact."""
+    def load(self, saved: Any) -> list[Restored]:
+        """Restore each environment."""
         if self.kind == "episodes":
             # A vector steps only after a reset; the snapshot then takes each environment over.
             self._env.reset()
@@ -245,11 +325,12 @@ class _StateAccess:
                 current = getattr(self._base, name)
                 setattr(self._base, name, np.array(saved[name], dtype=current.dtype))
             self._base.np_random.bit_generator.state = saved["rng"]
-            return [(row, True) for row in self._base.state.T.astype(np.float32)]
+            shown = self._base.state.T.astype(np.float32)
+            return [Restored(row, exact=True) for row in shown]
         shown = self._base.set_state(saved)
         if shown is None:
-            return [(None, True)] * self._env.num_envs
-        return [(row, True) for row in shown]
+            return [Restored(None, exact=True)] * self._env.num_envs
+        return [Restored(row, exact=True) for row in shown]
 
     def _each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         if isinstance(self._base, WorkerVectorEnv):

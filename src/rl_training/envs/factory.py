@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -13,7 +12,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from rl_training._lazy import resolve
+from rl_training.envs import checks
 from rl_training.envs.atari import (
     AtariGame,
     atari_kwargs,
@@ -24,7 +23,8 @@ from rl_training.envs.episodes import SeededEpisodes
 from rl_training.envs.native_atari import NativeAtari
 from rl_training.envs.sync import FastSyncVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
-from rl_training.errors import ConfigError, did_you_mean
+from rl_training.errors import ConfigError, EnvironmentFailure, UserError, did_you_mean
+from rl_training.plugins import import_named, named_class
 
 if TYPE_CHECKING:
     from rl_training.config import AtariConfig, TrainConfig
@@ -46,25 +46,42 @@ class EnvRecipe:
     wrappers: tuple[tuple[str, dict[str, Any]], ...]
     seed: int
     atari: AtariConfig | None = None
+    max_recorded_steps: int | None = None
 
     @staticmethod
     def from_config(config: TrainConfig[Any], env_fn: EnvFn | None = None) -> EnvRecipe:
         """Take the parts that concern environments."""
         wrappers = tuple((w.path, w.kwargs) for w in config.wrappers)
+        for path, _ in wrappers:  # here, before worker processes are started for them
+            named_class(path, gym.Wrapper, "wrappers")
         source = _find_spec(config.env_id) if env_fn is None else env_fn
         atari = config.atari if config.preprocessing == "atari" else None
         if atari is not None:
             if not isinstance(source, EnvSpec):
                 raise ConfigError("preprocessing: atari goes with an env_id, not with 'env_fn'")
             check_atari(source, config.env_kwargs, native=config.vectorization == "native")
-        return EnvRecipe(source, config.env_kwargs, wrappers, config.seed, atari)
+        limit = config.max_recorded_steps
+        return EnvRecipe(source, config.env_kwargs, wrappers, config.seed, atari, limit)
 
     def make(self, index: int) -> gym.Env[Any, Any]:
         """Make environment number ``index``."""
+        try:
+            env = self._make_wrapped()
+        except (EnvironmentFailure, UserError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise checks.failure(index, "failed in its constructor", error) from error
+        return SeededEpisodes(env, self.seed, index, self.max_recorded_steps)
+
+    def _make_wrapped(self) -> gym.Env[Any, Any]:
         if isinstance(self.source, EnvSpec) and "game" in self.source.kwargs:
             silence_greeting()
         if not isinstance(self.source, EnvSpec):
             env = self.source()
+            if not isinstance(env, gym.Env):
+                raise ConfigError(
+                    f"'env_fn' must return a gymnasium.Env; got {checks.described(env)}"
+                )
         elif self.atari is None:
             env = _gym_make(self.source, self.env_kwargs)
         else:
@@ -74,7 +91,7 @@ class EnvRecipe:
             env = _wrap(env, path, kwargs)
             # Who knows what it makes of the frames.
             env.metadata = {**env.metadata, "rl_training/frame_stack": 1}
-        return SeededEpisodes(env, self.seed, index)
+        return env
 
     def make_native(self, count: int, first_index: int = 0) -> VectorEnv[Any, Any, Any]:
         """Make the environment's own vector."""
@@ -135,16 +152,15 @@ def _native(spec: EnvSpec, kwargs: dict[str, Any], count: int) -> VectorEnv[Any,
 
 
 def _gym_make(spec: EnvSpec, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    return _explained(spec.id, lambda: gym.make(spec, disable_env_checker=True, **kwargs))
+    # `SeededEpisodes` refuses a step before the first reset, without a wrapper in every step.
+    plain = dataclasses.replace(spec, order_enforce=False)
+    return _explained(spec.id, lambda: gym.make(plain, disable_env_checker=True, **kwargs))
 
 
 def _find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(f"env_id {env_id!r}: cannot import {module!r} ({error})") from None
+        import_named(module, "env_id")
     if name not in gym.registry and re.match(r"ALE/|\w+(NoFrameskip|Deterministic)-v[04]$", name):
         _register_atari(env_id)
     try:
@@ -191,14 +207,12 @@ def _needs_extra(env_id: str, extra: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(error).split()))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(error).split()))
+    return text or checks.summary(error)
 
 
 def _wrap(env: gym.Env[Any, Any], path: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    try:
-        wrapper = resolve(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"'wrappers': cannot find {path!r} ({error})") from None
+    wrapper = named_class(path, gym.Wrapper, "wrappers")
     try:
         return cast("gym.Env[Any, Any]", wrapper(env, **kwargs))
     except (TypeError, ValueError, AssertionError) as error:

@@ -57,6 +57,16 @@ class HalvedAdapter:
         )
 
     @property
+    def episode_lengths(self) -> Array:
+        """Steps so far of each environment's current episode."""
+        return np.concatenate([half.episode_lengths for half in self.halves])
+
+    @property
+    def has_unrecorded_episodes(self) -> bool:
+        """Whether either half had an episode too long to be recorded."""
+        return any(half.has_unrecorded_episodes for half in self.halves)
+
+    @property
     def exactly_resumable(self) -> bool:
         """Whether both can be brought back bit for bit."""
         return all(half.exactly_resumable for half in self.halves)

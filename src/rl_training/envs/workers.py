@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import multiprocessing as mp
 import multiprocessing.connection
 import multiprocessing.util
+import os
+import queue
 import random
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -21,30 +23,54 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 
-from rl_training.errors import ConfigError, WorkerError
+from rl_training.envs import checks
+from rl_training.errors import ConfigError, EnvironmentFailure, UserError, WorkerError
 from rl_training.seeding import stream_seed
 
 _BROKEN = (EOFError, BrokenPipeError, ConnectionResetError)
 _START_TIMEOUT = 120.0
 _CLOSE_TIMEOUT = 5.0
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+class _TextErrors:
+    """Sends failures to the main process as text, whatever classes they are of.
+
+    An exception class of the user's script, or a local one, cannot be sent to another process.
+    """
+
+    def __init__(self, errors: Any, index: int) -> None:
+        self._errors = errors
+        self._index = index
+
+    def put(self, failure: tuple[int, type[BaseException], BaseException, str]) -> None:
+        """Send what Gymnasium's worker reports: index, class, exception, traceback."""
+        _, _, error, trace = failure
+        self.send(error, f"environment {self._index} raised in its worker process:\n{trace}")
+
+    def send(self, error: BaseException, text: str) -> None:
+        """Send an exception as ``text``, or as its own message where that names all."""
+        named = isinstance(error, (EnvironmentFailure, UserError))
+        self._errors.put((self._index, str(error) if named else text))
 
 
 def _worker(
     seed: int, index: int, env_fn: Any, pipe: Any, parent: Any, memory: Any, errors: Any, *rest: Any
 ) -> None:
-    """Gymnasium's worker, deaf to Ctrl-C, that tells if its environment fails to start."""
+    """Gymnasium's worker, which ignores Ctrl-C and reports an environment that fails to start."""
     for number in (signal.SIGINT, signal.SIGTERM):  # both reach a whole process group
         signal.signal(number, signal.SIG_IGN)
     # Forked workers would share one state of the global generators, and an unseeded one.
     random.seed(stream_seed(seed, "python", index))
     np.random.seed(stream_seed(seed, "numpy", index) >> 32)  # noqa: NPY002 - that one is meant
+    texts: Any = _TextErrors(errors, index)
     try:
         env = env_fn()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the main process must hear of it
-        errors.put((index, type(error), str(error), traceback.format_exc()))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an environment raises
+        texts.send(error, str(checks.failure(index, "failed in its constructor", error)))
         pipe.send((None, False))
         return
-    _async_worker(index, lambda: env, pipe, parent, memory, errors, *rest)
+    _async_worker(index, lambda: env, pipe, parent, memory, texts, *rest)
 
 
 @contextlib.contextmanager
@@ -70,9 +96,14 @@ class WorkerVectorEnv(AsyncVectorEnv):
     ) -> None:
         self._timeout = timeout
         self.processes: list[Any] = []
+        self.parent_pipes: list[Any] = []
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["rl_training.envs.factory"])
-        with _main_module_hidden(), self._named_failures(_START_TIMEOUT):
+        with (
+            _main_module_hidden(),
+            self._named_failures(_START_TIMEOUT),
+            self._named_shortage(len(env_fns)),
+        ):
             # copy=False: the adapter above makes its own copy of every observation.
             super().__init__(
                 env_fns,
@@ -98,6 +129,16 @@ class WorkerVectorEnv(AsyncVectorEnv):
         with self._named_failures():
             self.step_async(actions)
             return self.step_wait(timeout=self._timeout)
+
+    def _add_info(
+        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        try:
+            return super()._add_info(vector_infos, env_info, env_num)
+        except EnvironmentFailure:
+            raise
+        except Exception as error:
+            raise checks.failure(env_num, "returned a wrong info", error) from error
 
     def call_each(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Call method ``name`` of each environment with its own arguments."""
@@ -128,9 +169,12 @@ class WorkerVectorEnv(AsyncVectorEnv):
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         failed = [i for i, success in enumerate(successes) if not success]
         if failed:
-            index, _, _, trace = self.error_queue.get(timeout=5)
+            try:
+                _, text = self.error_queue.get(timeout=5)
+            except queue.Empty:
+                text = f"environment {failed[0]} failed in its worker process, for no known reason"
             self._kill()
-            raise WorkerError(f"environment {index} raised in its worker process:\n{trace}")
+            raise WorkerError(text)
 
     @contextlib.contextmanager
     def _named_failures(self, timeout: float | None = None) -> Iterator[None]:
@@ -148,14 +192,37 @@ class WorkerVectorEnv(AsyncVectorEnv):
             self._kill()
             raise WorkerError(message) from None
 
+    @contextlib.contextmanager
+    def _named_shortage(self, count: int) -> Iterator[None]:
+        """Turn a lack of file descriptors into an error that names what needs them."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTORS:
+                raise
+            started = len(self.processes)
+            self._kill()
+            for pipe in self.parent_pipes:
+                pipe.close()
+            raise ConfigError(
+                f"'num_envs' is {count:,} and vectorization async, one process each: the system"
+                f" allows too few open files for that ({os.strerror(error.errno)} at process"
+                f" {started:,}; each takes about three). Lower num_envs, raise the limit"
+                f" (ulimit -n{_file_limit()}), or use vectorization: sync"
+            ) from None
+
     def _describe_dead(self) -> str:
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             # In this order: a worker's last words are in the queue before it ends.
             dead = [(i, p.exitcode) for i, p in enumerate(self.processes) if not p.is_alive()]
             if not self.error_queue.empty():
-                index, _, _, trace = self.error_queue.get()
-                return f"environment {index} raised in its worker process:\n{trace}"
+                return str(self.error_queue.get()[1])
+            if dead and self.processes[dead[0][0]].pid is None:
+                return (
+                    f"environment worker {dead[0][0]} could not be started: the system allows no"
+                    " more processes (ulimit -u) or has no memory for them; lower num_envs"
+                )
             if dead:
                 index, code = dead[0]
                 how = f"was killed by signal {-code}" if code and code < 0 else f"exited ({code})"
@@ -184,8 +251,18 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
 
 def _kill_all(processes: list[Any]) -> None:
-    for process in processes:
+    started = [process for process in processes if process.pid is not None]
+    for process in started:
         if process.is_alive():
             process.kill()
-    for process in processes:
+    for process in started:
         process.join(5)
+
+
+def _file_limit() -> str:
+    """The limit on open files, where the system has one, as an addition to its command."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return ""
+    return f", now {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"

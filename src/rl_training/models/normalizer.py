@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -87,6 +88,8 @@ class RewardNormalizer:
             self._mean += delta * seen.size / total
             self._count = total
         self._returns[done] = 0.0
+        if not math.isfinite(self._m2):
+            return reward  # as it is: the check for NaNs names the environment that gave one
         scale = np.sqrt(self._m2 / max(self._count, 1.0) + _EPSILON)
         normalized: Array = np.clip(reward / scale, -self.clip, self.clip)
         return normalized

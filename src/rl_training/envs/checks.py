@@ -1,0 +1,213 @@
+"""What an environment must return, and errors that name the environment where it does not."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.errors import EnvironmentFailure
+from rl_training.types import Array
+
+_SHOWN = 80
+"""Most characters of a value that are quoted in a message."""
+_ARRAY_SPACES = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete, spaces.Discrete)
+_STEP_RESULT = "(observation, reward, terminated, truncated, info)"
+_RESET_RESULT = "(observation, info)"
+
+
+class WrongResult(Exception):  # noqa: N818 - never leaves this package: it becomes a failure
+    """What an environment returned is not what its interface or its spaces promise."""
+
+
+class ArrayForm(NamedTuple):
+    """Shape and dtype of one array that an environment returns."""
+
+    name: str
+    """What it is called in messages."""
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def check(self, value: Any) -> None:
+        """Raise `WrongResult` unless ``value`` fits."""
+        if type(value) is np.ndarray and value.shape == self.shape and value.dtype is self.dtype:
+            return
+        try:
+            array: Array = np.asarray(value)
+        except Exception:  # noqa: BLE001 - a ragged list, or an object that cannot be converted
+            raise WrongResult(f"{self._expected()}; got {described(value)}") from None
+        if array.shape != self.shape or array.dtype.kind not in "biuf":
+            raise WrongResult(f"{self._expected()}; got {described(value)}")
+        if array.dtype.kind == "f" and self.dtype.kind != "f":
+            # NumPy would cut fractions off silently.
+            with np.errstate(invalid="ignore"):
+                changed = array != array.astype(self.dtype)
+            if changed.any():
+                raise WrongResult(
+                    f"{self._expected()}; got {described(value)}, and {array[changed].flat[0]}"
+                    f" cannot be stored as {self.dtype}"
+                )
+
+    def _expected(self) -> str:
+        return f"{self.name} must be an array of shape {self.shape}, dtype {self.dtype}"
+
+
+class ObsForm:
+    """What the observations of one space look like; spaces that are not learnt from pass."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.float_shape: tuple[int, ...] | None = None
+        """Shape of an observation that is one array of floats: an array of it needs no check."""
+        self._single: ArrayForm | None = None
+        self._leaves: dict[str, ArrayForm] | None = None
+        if isinstance(space, _ARRAY_SPACES):
+            self._single = _form_of("the observation", space)
+            if self._single.dtype.kind == "f":
+                self.float_shape = self._single.shape
+        elif isinstance(space, spaces.Dict):
+            self._leaves = {
+                key: _form_of(f"observation[{key!r}]", leaf)
+                for key, leaf in space.spaces.items()
+                if isinstance(leaf, _ARRAY_SPACES)
+            }
+
+    def check(self, obs: Any) -> None:
+        """Raise `WrongResult` unless ``obs`` fits the space."""
+        if self._single is not None:
+            self._single.check(obs)
+        elif self._leaves is not None:
+            self._check_leaves(obs, self._leaves)
+
+    def _check_leaves(self, obs: Any, leaves: Mapping[str, ArrayForm]) -> None:
+        if not isinstance(obs, Mapping):
+            wanted = f"a dict with the keys {', '.join(map(repr, leaves))}"
+            raise WrongResult(f"the observation must be {wanted}; got {described(obs)}")
+        for key, form in leaves.items():
+            if key not in obs:
+                present = ", ".join(map(repr, obs)) or "none"
+                raise WrongResult(f"the observation has no key {key!r}; its keys: {present}")
+            form.check(obs[key])
+
+
+def _form_of(name: str, space: spaces.Space[Any]) -> ArrayForm:
+    return ArrayForm(name, tuple(space.shape or ()), np.dtype(space.dtype))
+
+
+def number(reward: Any) -> Any:
+    """A reward that is a single number, or `WrongResult`."""
+    if isinstance(reward, (float, int, np.floating, np.integer)):
+        return reward
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise WrongResult(f"the reward must be a number; got {described(reward)}")
+    return array.reshape(())[()]
+
+
+def flags(terminated: Any, truncated: Any) -> tuple[bool, bool]:
+    """``terminated`` and ``truncated`` as bools, or `WrongResult`."""
+    if type(terminated) is bool and type(truncated) is bool:
+        return terminated, truncated
+    return _flag("terminated", terminated), _flag("truncated", truncated)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise WrongResult(f"{name} must be True or False; got {described(value)}")
+    return bool(array.reshape(())[()])
+
+
+def check_info(info: Any) -> None:
+    """Raise `WrongResult` unless ``info`` is a dict."""
+    if not isinstance(info, dict):
+        raise WrongResult(f"info must be a dict; got {described(info)}")
+
+
+def unpacked_reset(result: Any) -> tuple[Any, dict[str, Any]]:
+    """Observation and info of a reset, or `WrongResult`."""
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise WrongResult(f"reset must return {_RESET_RESULT}; got {_counted(result)}")
+    obs, info = result
+    check_info(info)
+    return obs, info
+
+
+def check_step_result(result: Any) -> None:
+    """Raise `WrongResult` unless a step's result can be unpacked into five values."""
+    if not isinstance(result, (tuple, list)) or len(result) != 5:
+        raise WrongResult(f"step must return 5 values, {_STEP_RESULT}; got {_counted(result)}")
+
+
+def _counted(result: Any) -> str:
+    if isinstance(result, (tuple, list)):
+        kinds = ", ".join(type(value).__name__ for value in result[:8])
+        return f"{len(result)} values ({kinds})"
+    return described(result)
+
+
+def described(value: Any) -> str:
+    """A value in few words, for a message."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}, dtype {value.dtype}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001 - the value is somebody else's
+        text = "(its repr raises)"
+    if len(text) > _SHOWN:
+        text = f"{text[:_SHOWN]}..."
+    return f"{text} ({type(value).__name__})"
+
+
+def failure(index: int, doing: str, error: BaseException, note: str = "") -> EnvironmentFailure:
+    """The error of environment ``index``, which failed while ``doing`` something.
+
+    The message ends with the environment's own traceback, unless it returned a wrong result.
+    """
+    if isinstance(error, WrongResult):
+        return EnvironmentFailure(f"environment {index} {doing}: {error}{note}")
+    return EnvironmentFailure(
+        f"environment {index} {doing}: {summary(error)}{note}\n{_own_traceback(error)}"
+    )
+
+
+def summary(error: BaseException) -> str:
+    """An exception in one line, with the place that raised it where it has no message."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)})"
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - an exception of somebody else's
+        text = ""
+    name = type(error).__name__
+    return f"{name}: {text}" if text else f"{name} {_place(error)}".rstrip()
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"in {last.filename}, line {last.lineno}: {last.line or last.name}"
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback of an exception that was just caught, without the frame that caught it."""
+    trace = error.__traceback__
+    inner = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    return "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+
+
+def step_note(error: BaseException, action: Any) -> str:
+    """What else may explain that a step failed: a wrapper's unpacking, or the action."""
+    notes = []
+    if isinstance(error, (TypeError, ValueError)) and "unpack" in str(error):
+        notes.append(f"a step must return 5 values, {_STEP_RESULT}")
+    array = np.asarray(action)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        notes.append(f"its action was {described(action.tolist())}: training has diverged")
+    return f" ({'; '.join(notes)})" if notes else ""
