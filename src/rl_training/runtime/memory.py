@@ -1,0 +1,186 @@
+"""Memory of a replay: how much this process can have, and taking it when a run starts."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from rl_training.errors import ConfigError
+from rl_training.types import Array
+
+Held = TypeVar("Held")
+
+
+class Limit(NamedTuple):
+    """Memory that is available, and what limits it."""
+
+    available: int
+    """Bytes that this process can still take."""
+    name: str
+    """What sets the limit, for an error message."""
+
+
+class _CgroupFiles(NamedTuple):
+    """Names of a memory controller's files and of the counters in its ``memory.stat``."""
+
+    limit: str
+    usage: str
+    cache: tuple[str, ...]
+    """Counters of file pages, which the kernel frees when memory runs short."""
+
+
+_V1 = _CgroupFiles(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+)
+_V2 = _CgroupFiles("memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+def available_memory(root: Path = Path("/")) -> Limit | None:
+    """Return the smallest limit: the machine's, a container's, or the process's own.
+
+    None where the system does not tell. ``root`` is where ``/proc`` and ``/sys`` are read.
+    """
+    limits = [*machine_limits(root), *cgroup_limits(root), *process_limits(root)]
+    return min(limits, default=None)
+
+
+def machine_limits(root: Path) -> Iterator[Limit]:
+    """What the machine can give: free memory, file pages that it can drop, and swap."""
+    sizes = _kilobytes(root / "proc/meminfo")
+    if "MemAvailable" in sizes:
+        yield Limit(sizes["MemAvailable"] + sizes.get("SwapFree", 0), "memory of this machine")
+    elif hasattr(os, "sysconf"):
+        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        yield Limit(present, "memory of this machine")
+
+
+def cgroup_limits(root: Path) -> Iterator[Limit]:
+    """The limits of this process's cgroup and of all above it, of either version."""
+    base = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield from _limits_along(base / "memory", path, _V1)
+        elif number == "0" and not controllers:
+            yield from _limits_along(base, path, _V2)
+
+
+def _limits_along(base: Path, path: str, files: _CgroupFiles) -> Iterator[Limit]:
+    """From a cgroup up to the root; a container often sees no more than the root, its own."""
+    parts = PurePosixPath(path).parts[1:]
+    for depth in range(0 if ".." in parts else len(parts), -1, -1):
+        folder = base.joinpath(*parts[:depth])
+        limit = _text(folder / files.limit)
+        if not limit.isdigit():  # not there, or "max"
+            continue
+        usage = _text(folder / files.usage)
+        counters = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+        cache = sum(int(counters.get(name, 0)) for name in files.cache)
+        used = max(0, int(usage or 0) - cache)
+        name = f"cgroup {files.limit} {readable(int(limit))} in {folder}"
+        yield Limit(max(0, int(limit) - used), name)
+
+
+def process_limits(root: Path) -> Iterator[Limit]:
+    """The limits set on this process (``ulimit``), less what it has already."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    used = _kilobytes(root / "proc/self/status")
+    for name, field in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")):
+        limit, _ = resource.getrlimit(getattr(resource, name))
+        if limit != resource.RLIM_INFINITY:
+            available = max(0, limit - used.get(field, 0))
+            yield Limit(available, f"{name} {readable(limit)}")
+
+
+def check_host_memory(transitions: int, each: int, *, quiet: bool) -> None:
+    """Refuse a replay that this process cannot hold; print its size unless ``quiet``."""
+    needed = transitions * each
+    text = f"replay: {transitions:,} transitions x {each:,} bytes = {readable(needed)}"
+    limit = available_memory()
+    if limit is not None and needed > limit.available:
+        raise ConfigError(
+            f"{text}, and this machine has {readable(limit.available)} available to this process"
+            f" (limit: {limit.name}): lower buffer_size"
+        )
+    if not quiet:
+        sys.stderr.write(text + "\n")
+
+
+def check_device_memory(transitions: int, each: int, device: torch.device) -> None:
+    """Refuse a copy of a replay that an accelerator cannot hold."""
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    needed = transitions * each
+    if needed > free:
+        raise ConfigError(
+            f"replay: a copy of {transitions:,} transitions x {each:,} bytes ="
+            f" {readable(needed)}, and the accelerator has {readable(free)} free:"
+            " lower buffer_size, or keep it on the host with replay_device: cpu"
+        )
+
+
+def make_claimed(make: Callable[[], Held], share: float) -> Held:
+    """Make a replay and take the memory of the first ``share`` of its rows from the system.
+
+    A new array is only a promise: the system gives each page when it is first written, hours later
+    for the last rows of a large replay, and ends the process where there is none left.
+    """
+    try:
+        replay = make()
+    except MemoryError as error:
+        limit = available_memory()
+        known = f" ({readable(limit.available)} left, limit: {limit.name})" if limit else ""
+        raise ConfigError(
+            f"replay: the system did not give its memory{known}: lower buffer_size; {error}"
+        ) from None
+    for array in _arrays(replay):
+        _write_pages(array, share)
+    return replay
+
+
+def _arrays(holder: object) -> Iterator[Array]:
+    """The arrays that an object of this package and its parts own."""
+    if isinstance(holder, np.ndarray):
+        if holder.flags.owndata:
+            yield holder
+    elif isinstance(holder, Mapping):
+        for part in holder.values():
+            yield from _arrays(part)
+    elif type(holder).__module__.startswith("rl_training."):
+        yield from _arrays(getattr(holder, "__dict__", {}))
+
+
+def _write_pages(array: Array, share: float) -> None:
+    """Write to each page what is there."""
+    data = array.reshape(-1).view(np.uint8)
+    pages = data[: int(share * len(data)) : mmap.PAGESIZE]
+    np.bitwise_or(pages, 0, out=pages)
+
+
+def readable(size: int) -> str:
+    """Return a number of bytes in GiB or MiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    """Return the sizes in a file of ``name: number kB`` lines, in bytes."""
+    lines = [line.split() for line in _text(path).splitlines() if line.endswith(" kB")]
+    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in lines}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
