@@ -44,6 +44,14 @@ def probe(algo: str, name: str) -> dict[str, Any]:
 MakeConfig = Callable[..., TrainConfig[Any]]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the list of the user's own checkpoints out of the home directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Small networks: one thread is fastest and keeps parallel test runs honest."""

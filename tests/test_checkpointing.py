@@ -32,7 +32,7 @@ from rl_training.checkpointing import (
     state_digest,
     to_storable,
 )
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, StorageError
 
 DTYPES = [
     torch.bool,
@@ -380,7 +380,7 @@ def test_every_flipped_bit_of_tensor_data_is_refused(tmp_path: Path) -> None:
             damaged = bytearray(content)
             damaged[i] ^= 1 << bit
             path.write_bytes(bytes(damaged))
-            with pytest.raises(CheckpointError, match="digest does not match"):
+            with pytest.raises(CheckpointError, match="does not match"):
                 load_checkpoint(path)
 
 
@@ -443,11 +443,11 @@ def holds_itself() -> dict[str, Any]:
 def test_an_altered_file_is_refused(tmp_path: Path, state: Any, digest: Any) -> None:
     path = tmp_path / "a.pt"
     write(path, state, digest)
-    with pytest.raises(CheckpointError, match=r"a\.pt was altered or damaged"):
+    with pytest.raises(CheckpointError, match=r"a\.pt (was altered|is damaged|holds code)"):
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize("version", [FORMAT + 1, 99, "2", None, 1.5])
+@pytest.mark.parametrize("version", [FORMAT + 1, 99, 0, -1, True, "2", None, 1.5])
 def test_another_format_is_refused_with_its_version(tmp_path: Path, version: Any) -> None:
     path = tmp_path / "a.pt"
     write(path, {"x": 1}, version=version)
@@ -471,7 +471,7 @@ def test_another_programs_file_is_refused(tmp_path: Path, content: Any) -> None:
 def test_any_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="damaged or is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"is damaged|is not a checkpoint|holds code"):
         load_checkpoint(path)
 
 
@@ -497,8 +497,9 @@ def test_a_pickle_bomb_is_refused_and_nothing_is_executed(tmp_path: Path, how: s
         torch.save({"format": FORMAT, "state": bomb}, path, _use_new_zipfile_serialization=False)
     else:
         write(path, {"x": torch.zeros(2), "bomb": bomb}, digest="0" * 64)
-    with pytest.raises(CheckpointError, match="damaged or is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"holds code.*not opened$") as caught:
         load_checkpoint(path)
+    assert "weights_only" not in str(caught.value), "no advice on how to open it anyway"
     assert not marker.exists()
 
     if how == "pickle":
@@ -584,7 +585,7 @@ def test_a_failed_write_leaves_everything_as_it_was(
         if not Path("/dev/full").exists():
             pytest.skip("needs a device that is always full")
         monkeypatch.setattr(Path, "open", half_open)
-    with pytest.raises(CheckpointError, match=r"cannot write .*last\.pt: No space left on device"):
+    with pytest.raises(StorageError, match=r"cannot write .*last\.pt: No space left on device"):
         save_checkpoint(path, {"x": 2})
     monkeypatch.undo()
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
@@ -594,7 +595,7 @@ def test_a_failed_write_leaves_everything_as_it_was(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write"):
         save_checkpoint(tmp_path / "file" / "a.pt", {"x": 1})
 
 
@@ -666,15 +667,12 @@ def test_a_checkpoint_is_found_by_its_path_or_its_run(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "absent")
 
 
-def test_loading_never_unpickles_freely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path / "a.pt", {"x": 1})
-    calls: list[dict[str, Any]] = []
-    real = torch.load
+def test_loading_never_unpickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path / "a.pt", {"x": torch.ones(2)})
 
-    def watch(*args: Any, **kwargs: Any) -> Any:
-        calls.append(kwargs)
-        return real(*args, **kwargs)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("nothing unpickles a checkpoint")
 
-    monkeypatch.setattr(torch, "load", watch)
-    load_checkpoint(tmp_path / "a.pt")
-    assert [call.get("weights_only") for call in calls] == [True]
+    for owner, name in ((torch, "load"), (pickle, "load"), (pickle, "loads")):
+        monkeypatch.setattr(owner, name, refuse)
+    assert load_checkpoint(tmp_path / "a.pt")["x"].tolist() == [1.0, 1.0]

@@ -506,8 +506,8 @@ def test_an_argument_the_environment_does_not_take_is_a_mistake(
 @pytest.mark.parametrize(
     ("wrappers", "message"),
     [
-        ("[no_such_module:Wrapper]", "'wrappers': cannot find 'no_such_module:Wrapper'"),
-        ("[gymnasium.wrappers:NoSuch]", "'wrappers': cannot find 'gymnasium.wrappers:NoSuch'"),
+        ("[no_such_module:Wrapper]", "'wrappers': cannot import 'no_such_module'"),
+        ("[gymnasium.wrappers:NoSuch]", "'wrappers': module 'gymnasium.wrappers' has no 'NoSuch'"),
         ("[gymnasium.wrappers:TimeLimit]", "max_episode_steps"),
         ("[{path: 'gymnasium.wrappers:ClipReward', kwargs: {no_such: 1}}]", "no_such"),
     ],
@@ -685,7 +685,7 @@ def test_an_interrupted_run_is_saved_and_can_be_finished(capsys: Captured, tmp_p
     finally:
         process.kill()
     assert process.returncode == 0, err
-    assert "SIGINT: finishing this iteration, then saving" in err
+    assert "SIGINT: saving a checkpoint, then stopping" in err
     assert "Traceback" not in err
     result = last_line(out)
     assert (result["status"], result["stop_reason"]) == ("interrupted", "SIGINT")

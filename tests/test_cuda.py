@@ -12,10 +12,13 @@ import torch
 from atari_runs import QUICK_ATARI
 from conftest import MakeConfig, probe
 from rl_training.checkpointing import load_checkpoint
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
+from rl_training.runtime.actors import _Chooser
 from rl_training.runtime.workflows import load_policy, resume_training
+from rl_training.types import ActionSpec, ArraySpec, ObsSpec, VectorStep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -189,3 +192,92 @@ def test_memory_works_there_and_moves_to_the_cpu(
     moved = resume_training(result.run_dir, total_timesteps=1280, device="cpu")
     assert moved.metrics["global_step"] >= 1280
     assert not [w for w in recwarn if "RNN module" in str(w.message)]
+
+
+def keep_busy() -> None:
+    """Queue about a second of work: what is queued next runs long after the host wrote on."""
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
+
+
+def step_of(value: float, num_envs: int, obs: Any) -> VectorStep:
+    """A step whose reward and end are those of ``value``."""
+    ends, never = np.full(num_envs, value == 2.0), np.zeros(num_envs, bool)
+    return VectorStep(obs, obs, np.full(num_envs, value), ends, never, ~ends, ())
+
+
+def test_a_rollout_is_not_overwritten_before_it_is_sent() -> None:
+    num_steps, num_envs = 128, 256
+    buffer = RolloutBuffer(num_steps, num_envs, (3,), (), device="cuda")
+    # On the host, since its copy to the device would wait for all copies before it.
+    buffer.next_obs = torch.zeros(num_envs, 3)
+    obs, shown = np.zeros((num_envs, 3), np.float32), torch.zeros(num_envs, 3, device="cuda")
+
+    def add(value: float, steps: int) -> None:
+        for _ in range(steps):
+            step = step_of(value, num_envs, obs)
+            buffer.add(obs, np.full(num_envs, value), {"obs": shown}, step)
+
+    add(1.0, num_steps)
+    torch.cuda.synchronize()
+    buffer.reset()
+    keep_busy()
+    add(2.0, num_steps)
+    buffer.reset()
+    add(3.0, num_steps - 1)
+    torch.cuda.synchronize()
+    assert (buffer.actions == 2.0).all()
+    assert (buffer.rewards == 2.0).all()
+    assert (buffer.dones == 1.0).all()
+    assert not buffer.valid.any()
+
+
+def test_observations_are_not_overwritten_before_they_are_sent() -> None:
+    class Model:
+        sees_images = False
+
+        def numpy_actor(self) -> None:
+            return None
+
+    model: Any = Model()
+    chooser = _Chooser(model, torch.device("cuda"))
+    obs = np.zeros((64, 1024), np.float32)
+    chooser.sent(obs)
+    torch.cuda.synchronize()
+    keep_busy()
+    sent = []
+    for value in range(8):
+        obs[:] = value
+        sent.append(chooser.sent(obs))
+    obs[:] = -1.0
+    torch.cuda.synchronize()
+    for value, there in enumerate(sent):
+        assert (there == value).all(), value
+
+
+def test_a_replay_is_not_overwritten_before_it_is_copied() -> None:
+    obs_spec = ObsSpec({"": ArraySpec((256,), "float32")})
+    action_spec = ActionSpec("discrete", (), "int64", nvec=(5,), start=(0,))
+    host = ReplayBuffer(512, 4, obs_spec, action_spec)
+    copied = ReplayBuffer(512, 4, obs_spec, action_spec, device=torch.device("cuda"))
+
+    def add(first: int, count: int) -> None:
+        for t in range(first, first + count):
+            obs = np.full((4, 256), t, np.float32)
+            ends, never = np.full(4, t % 7 == 0), np.zeros(4, bool)
+            step = VectorStep(obs + 1, obs + 0.5, np.full(4, t), ends, never, ~never, ())
+            for replay in (host, copied):
+                replay.add(obs, np.full(4, t % 5), {}, step)
+
+    def drawn(replay: ReplayBuffer) -> dict[str, Any]:
+        return replay.sample(256, torch.Generator().manual_seed(1))
+
+    add(0, 100)
+    drawn(copied)
+    add(100, 60)
+    torch.cuda.synchronize()
+    keep_busy()
+    there, here = drawn(copied), drawn(host)
+    add(160, 300)
+    torch.cuda.synchronize()
+    for key in ("obs", "actions", "next_obs", "rewards", "discounts"):
+        assert torch.equal(there[key].cpu(), here[key]), key

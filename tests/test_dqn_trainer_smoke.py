@@ -28,10 +28,10 @@ def updates_of(config: TrainConfig[Any]) -> int:
     count = 0
     real = trainer.learner.learn
 
-    def counted(replay: Any, updates: int, progress: Any) -> Any:
+    def counted(replay: Any, updates: int, *rest: Any) -> Any:
         nonlocal count
         count += updates
-        return real(replay, updates, progress)
+        return real(replay, updates, *rest)
 
     trainer.learner.learn = counted
     trainer.train()
@@ -169,14 +169,12 @@ def test_sampled_evaluation_is_epsilon_greedy(make_config: MakeConfig) -> None:
 
 
 def test_two_resumes_of_one_run_leave_a_checkpoint_that_resumes(make_config: MakeConfig) -> None:
-    """The first deletes chunks that the second still counts as saved."""
+    """Each deletes the chunks that only older checkpoints name."""
     config = make_config(algo="dqn", buffer_size=2000, total_timesteps=1000, eval_episodes=0)
     result = ExperimentManager.setup(config).train()
-    first = ExperimentManager.resume(result.run_dir, total_timesteps=3000)
-    second = ExperimentManager.resume(result.run_dir, total_timesteps=2000)
-    first.train()
-    second.train()
-    assert resume_training(result.run_dir, total_timesteps=2500).metrics["global_step"] == 2500
+    for total in (2000, 3000):
+        ExperimentManager.resume(result.run_dir, total_timesteps=total).train()
+    assert resume_training(result.run_dir, total_timesteps=3500).metrics["global_step"] == 3500
 
 
 def test_a_damaged_best_checkpoint_does_not_stop_a_resumed_run(make_config: MakeConfig) -> None:

@@ -73,6 +73,28 @@ def test_it_predicts_saves_and_loads(make_config: MakeConfig, tmp_path: Path) ->
     np.testing.assert_allclose(sampled[0][1], state)
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+def test_the_replay_counts_every_episode_once(vectorization: str, make_config: MakeConfig) -> None:
+    """Whether it is reset with its last step, or by a step of its own as in native CartPole."""
+    trainer: Any = ExperimentManager.setup(make_config(algo="drqn", vectorization=vectorization))
+    assert trainer.env.has_invalid_rows == (vectorization == "native")
+    begun, is_over = [0, 0], [True, True]
+    real = trainer.replay.add
+
+    def add(obs: Any, action: Any, record: Any, step: Any) -> None:
+        for env in range(2):
+            if step.valid[env] and is_over[env]:
+                begun[env] += 1
+                is_over[env] = False
+            is_over[env] |= bool(step.terminated[env] or step.truncated[env])
+        real(obs, action, record, step)
+
+    trainer.replay.add = add
+    trainer.train()
+    assert min(begun) > 5
+    assert trainer.replay.ring_state()["episodes"] == begun
+
+
 @pytest.mark.parametrize("learning_starts", [0, 64])
 def test_it_goes_on_with_an_empty_replay(learning_starts: int, make_config: MakeConfig) -> None:
     """However early it learns: at first the replay holds nothing but burn-in."""

@@ -252,9 +252,9 @@ def test_an_empty_replay_is_filled_before_anything_is_learnt_again(
     lengths: list[int] = []
     real = trainer.learner.learn
 
-    def learn(replay: Any, updates: int, progress: Any) -> None:
+    def learn(replay: Any, updates: int, *rest: Any) -> Any:
         lengths.append(len(replay))
-        real(replay, updates, progress)
+        return real(replay, updates, *rest)
 
     trainer.learner.learn = learn
     trainer.train()

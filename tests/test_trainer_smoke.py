@@ -148,7 +148,7 @@ def test_a_users_encoder_is_used_and_restored(make_config: MakeConfig) -> None:
     result = ExperimentManager.setup(config).train()
     names = load_checkpoint(result.checkpoint_path)["algorithm"]["model"]
     assert "encoder.layer.weight" in names
-    with pytest.raises(ConfigError, match=r"encoder.*cannot find"):
+    with pytest.raises(ConfigError, match=r"encoder.*Missing"):
         ExperimentManager.setup(make_config(encoder="test_trainer_smoke:Missing"))
 
 

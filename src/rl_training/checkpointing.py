@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.errors import CheckpointError
+from rl_training.archive import ArchiveError, check_storable, read_archive
+from rl_training.errors import CheckpointError, StorageError
+from rl_training.runs import sync_folder, write_durably
+from rl_training.trust import remember_own
 
 FORMAT = 1
 SUFFIX = ".pt"
@@ -99,36 +100,15 @@ def _feed(sha: Any, value: Any) -> None:
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write ``state`` to ``path``: complete and on disk, or not there at all."""
     stored = to_storable(state)
-    buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "digest": state_digest(stored), "state": stored}, buffer)
-    write_durably(path, buffer.getbuffer())
-
-
-def write_durably(path: Path, content: memoryview) -> None:
-    """Write a file: complete and on disk, or not there at all."""
-    temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # some network file systems cannot
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        check_storable(stored)
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be saved: {error}") from None
+    digest = state_digest(stored)
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "digest": digest, "state": stored}, buffer)
+    remember_own(stored.get("config"), digest)
+    write_durably(path, buffer.getbuffer())
 
 
 def link_checkpoint(source: Path, path: Path) -> None:
@@ -142,40 +122,52 @@ def link_checkpoint(source: Path, path: Path) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+class Stored(NamedTuple):
+    """A verified checkpoint."""
+
+    digest: str
+    state: dict[str, Any]
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read and verify a checkpoint. Nothing in the file is ever executed."""
+    """Read and verify a checkpoint. Nothing in the file is executed, nothing it names imported."""
+    return read_checkpoint(path).state
+
+
+def read_checkpoint(path: Path) -> Stored:
+    """Read and verify a checkpoint and its digest."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{path} is damaged or is not a checkpoint ({reason[:200]}){_offer_older(path)}"
-        ) from None
+        content = read_archive(path)
+    except ArchiveError as error:
+        offer = "" if error.holds_code else _offer_older(path)
+        raise CheckpointError(f"{path} {error}{offer}") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of rl_training")
     version = content["format"]
-    if not isinstance(version, int) or version > FORMAT:
+    if type(version) is not int or not 1 <= version <= FORMAT:
         raise CheckpointError(
             f"{path} has checkpoint format {version!r}; this rl_training reads up to {FORMAT}:"
             " use the version that wrote it, or a newer one"
         )
-    state = content.get("state")
-    try:
-        intact = isinstance(state, dict) and bool(content.get("digest") == state_digest(state))
-    except Exception:  # noqa: BLE001 - a damaged structure may even hold itself
-        intact = False
-    if not intact:
+    state, digest = content.get("state"), content.get("digest")
+    if not isinstance(state, dict) or digest != state_digest(state):
         raise CheckpointError(
             f"{path} was altered or damaged: its digest does not match{_offer_older(path)}"
         )
-    return cast("dict[str, Any]", state)
+    return Stored(digest, state)
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step in a numbered checkpoint's name; -1 for other names."""
+    digits = path.stem.removeprefix("step_")
+    return int(digits) if digits.isdecimal() else -1
 
 
 def _offer_older(path: Path) -> str:
@@ -190,7 +182,7 @@ def _offer_older(path: Path) -> str:
         return ""
     if not others:
         return ""
-    return f"; the one before it: {max(others, key=lambda p: p.stat().st_mtime)}"
+    return f"; the one before it: {max(others, key=checkpoint_step)}"
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import select
+import shlex
 import shutil
 import sys
 import traceback
@@ -19,10 +21,14 @@ from rl_training.errors import (
     ConfigError,
     EnvironmentFailure,
     NonFiniteError,
+    StorageError,
     UserError,
     WorkerError,
     did_you_mean,
 )
+from rl_training.plugins import search_also
+from rl_training.terminal import say, show
+from rl_training.trust import trust_from_flag
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
@@ -67,6 +73,8 @@ class EvalArgs:
     """Which episodes; unset: derived from the run's seed, unlike those of training."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Where the network runs; unset: as in training."""
+    trust_modules: tuple[str, ...] | None = None
+    """Modules that the checkpoint may name and that are then imported; no name: any."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
@@ -87,6 +95,8 @@ class ResumeArgs:
     """How updates run from now on; unset: as before."""
     replay: Literal["saved", "empty"] = "saved"
     """Off-policy: go on with the saved replay, or with an empty one."""
+    trust_modules: tuple[str, ...] | None = None
+    """Modules that the checkpoint may name and that are then imported; no name: any."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
@@ -94,8 +104,8 @@ class ResumeArgs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # so that 'my_package:MyEnv-v0' beside us is found
+    with contextlib.suppress(OSError):  # the current folder may be gone
+        search_also(Path.cwd())  # so that 'my_package:MyEnv-v0' beside us is found
     warnings.showwarning = _show_warning
     try:
         code = _dispatch(args)
@@ -103,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except Exception as error:  # noqa: BLE001 - the last resort: a bug, or the user's environment
         if not _nobody_reads(error):
-            traceback.print_exc()
+            say(traceback.format_exc().rstrip())
         return 1
     return code
 
@@ -117,19 +127,19 @@ def _dispatch(args: list[str]) -> int:
         return 0
     command = _COMMANDS.get(args[0])
     if command is None:
-        _say(f"error: unknown command {args[0]!r}.{did_you_mean(args[0], _COMMANDS)}")
+        say(f"error: unknown command {args[0]!r}.{did_you_mean(args[0], _COMMANDS)}")
         return 2
     try:
         run = resolve(command) if isinstance(command, str) else command
         return int(run(args[1:]))
     except UserError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return 2
-    except (EnvironmentFailure, NonFiniteError, WorkerError) as error:
-        _say(f"failed: {error}")
+    except (EnvironmentFailure, NonFiniteError, StorageError, WorkerError) as error:
+        say(f"failed: {error}")
         return 1
     except KeyboardInterrupt:
-        _say("stopped")
+        say("stopped")
         return 1
 
 
@@ -183,7 +193,7 @@ def _train(args: list[str]) -> int:
     from rl_training.experiment.manager import ExperimentManager
 
     trainer = ExperimentManager.setup(config)
-    _say(
+    say(
         f"{config.algo} on {config.env_id}: {trainer.total:,} steps, {config.num_envs} environments"
         f" ({config.vectorization}), {trainer.device.type}, {trainer.threads} thread(s)"
         f" -> {trainer.run_dir}"
@@ -205,11 +215,12 @@ def _resume(args: list[str]) -> int:
         device=options.device,
         acceleration=options.acceleration,
         replay=options.replay,
+        trust=trust_from_flag(options.trust_modules),
     )
     finished = read_json(trainer.run_dir / "summary.json").get("status") == "finished"
     if finished and trainer.global_step >= trainer.total:
         trainer.close()
-        _say(
+        say(
             f"{trainer.run_dir} has finished its {trainer.total:,} steps;"
             " --total-timesteps N extends it"
         )
@@ -222,10 +233,10 @@ def _resume(args: list[str]) -> int:
                 }
             )
         return 0
-    _say(f"resuming {trainer.run_dir} at step {trainer.global_step:,} of {trainer.total:,}")
+    say(f"resuming {trainer.run_dir} at step {trainer.global_step:,} of {trainer.total:,}")
     before, after = (trainer.resumed or {}).get("progress_jump", (0.0, 0.0))
     if before != after:
-        _say(
+        say(
             f"schedules now run over {trainer.horizon:,} steps: their progress jumps from"
             f" {before:.1%} to {after:.1%}"
         )
@@ -244,9 +255,10 @@ def _eval(args: list[str]) -> int:
         deterministic=options.deterministic,
         seed=options.seed,
         device=options.device,
+        trust=trust_from_flag(options.trust_modules),
     )
     metrics = result.metrics()
-    sys.stdout.write(
+    show(
         f"return {metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
         f" (min {metrics['eval/return_min']:.2f}, max {metrics['eval/return_max']:.2f})"
         f" over {options.num_episodes} episodes of {metrics['eval/length_mean']:.1f} steps\n"
@@ -283,14 +295,15 @@ def _finish(result: TrainResult, as_json: bool) -> int:
             f"evaluation: return {metrics['eval/return_mean']:.1f}"
             f" +/- {metrics['eval/return_std']:.1f} over {metrics['eval/episodes']:.0f} episodes"
         )
+    quoted = shlex.quote(str(run))
     lines += [
         f"run:      {run}",
-        f"view:     {_runnable('tensorboard')} --logdir {run}",
-        f"evaluate: {_runnable('rl-training')} eval --checkpoint {run}",
+        f"view:     {_runnable('tensorboard')} --logdir {quoted}",
+        f"evaluate: {_runnable('rl-training')} eval --checkpoint {quoted}",
     ]
     more = "" if result.interrupted else " --total-timesteps N"
-    lines.append(f"resume:   {_runnable('rl-training')} resume --checkpoint {run}{more}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    lines.append(f"resume:   {_runnable('rl-training')} resume --checkpoint {quoted}{more}")
+    show("\n".join(lines) + "\n")
     if as_json:
         _print_json(
             {
@@ -308,7 +321,9 @@ def _finish(result: TrainResult, as_json: bool) -> int:
 def _runnable(program: str) -> str:
     """The name if the shell finds it, else its path in the environment we run in."""
     here = Path(sys.executable).parent / program
-    return program if shutil.which(program) or not here.exists() else str(_shortest(here))
+    if shutil.which(program) or not here.exists():
+        return program
+    return shlex.quote(str(_shortest(here)))
 
 
 def _shortest(path: Path) -> Path:
@@ -347,16 +362,15 @@ def _take_flag(args: list[str], flag: str) -> tuple[bool, list[str]]:
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    show(json.dumps(value) + "\n")
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    _say(f"warning: {message}")
+    say(f"warning: {message}")
 
 
 if __name__ == "__main__":
+    # 'python -m' puts the current folder first: a file there must not take a module's place.
+    if sys.path and sys.path[0] in ("", str(Path.cwd())):
+        del sys.path[0]
     sys.exit(main())

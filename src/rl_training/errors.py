@@ -26,6 +26,14 @@ class EnvironmentFailure(RuntimeError):  # noqa: N818 - 'EnvironmentError' is ta
     """An environment broke its own rules."""
 
 
+class StorageError(RuntimeError):
+    """A file of a run could not be written: the disk is full, read-only or forbidden."""
+
+
+class Paused(Exception):  # noqa: N818 - it reports no error
+    """Work was left before its end because a stop was requested; it starts again when resumed."""
+
+
 class NonFiniteError(RuntimeError):
     """A NaN or infinity turned up; the message names the tensor, the step and the environment."""
 

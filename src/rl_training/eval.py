@@ -9,7 +9,8 @@ import numpy as np
 
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
 from rl_training.envs.factory import has_single_env
-from rl_training.types import Progress
+from rl_training.errors import Paused
+from rl_training.types import Progress, StopRequest, never
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -55,12 +56,21 @@ def make_eval_env(
     return VectorAdapter(make_vector_env(config, count, env_fn=env_fn), config.seed)
 
 
-def evaluate_actor(actor: Actor, env: VectorAdapter, *, num_episodes: int, seed: int) -> EvalResult:
-    """Play ``num_episodes`` whole episodes.
+def evaluate_actor(
+    actor: Actor,
+    env: VectorAdapter,
+    *,
+    num_episodes: int,
+    seed: int,
+    stop: StopRequest = never,
+) -> EvalResult:
+    """Play ``num_episodes`` whole episodes; raises `Paused` where ``stop`` requests it.
 
     Each environment plays a share fixed beforehand: counting the first N to finish would favour
     short episodes.
     """
+    if stop():
+        raise Paused
     share, rest = divmod(num_episodes, env.num_envs)
     quota = [share + (i < rest) for i in range(env.num_envs)]
     finished: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
@@ -68,6 +78,8 @@ def evaluate_actor(actor: Actor, env: VectorAdapter, *, num_episodes: int, seed:
     actor.reset(np.ones(env.num_envs, bool))
     progress = Progress(1, 1)
     while any(len(done) < wanted for done, wanted in zip(finished, quota, strict=True)):
+        if stop():
+            raise Paused
         action, _ = actor.act(obs, progress)
         step = env.step(action)
         for episode in step.episodes:

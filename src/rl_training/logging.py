@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rl_training.errors import ConfigError
+from rl_training.runs import write_durably
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -35,50 +39,88 @@ class JsonlSink:
 
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
         self.elapsed = 0.0
-        """Seconds of training that the rows so far tell of."""
+        """Seconds of training that the rows so far account for."""
         if resume_at is None:
-            self._file = path.open("w", encoding="utf-8")
-            self._file.write(json.dumps({"format": FORMAT}) + "\n")
+            self._file = path.open("wb")
+            self._file.write(_FIRST_LINE)
         else:
             _cut_back(path, resume_at)
             self.elapsed = _last_elapsed(path)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab")
         self._file.flush()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a row and hand it to the operating system."""
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.write(json.dumps({"step": step, **metrics}).encode() + b"\n")
         self._file.flush()
 
     def offset(self) -> int:
         """Length of the file now; a resumed run cuts it back to this."""
         return self._file.tell()
 
+    def sync(self) -> None:
+        """Wait until all rows are on disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
+_FIRST_LINE = json.dumps({"format": FORMAT}).encode() + b"\n"
+
+
 def _cut_back(path: Path, offset: int) -> None:
-    """Drop rows written after the checkpoint; they are kept in a file beside."""
+    """Drop rows written after the checkpoint; they are kept in a file beside.
+
+    A log that is missing, shorter than it was, or torn is repaired, with a warning: whole rows are
+    kept. The new content takes the old one's place in one step, so that a crash loses neither.
+    """
     content = path.read_bytes() if path.exists() else b""
-    if len(content) <= offset:
-        return
-    aside = path.with_name(f"{path.stem}.after-{offset}.{time.time_ns()}{path.suffix}")
-    aside.write_bytes(content[offset:])
-    with path.open("r+b") as file:
-        file.truncate(offset)
+    lines = content[:offset].splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and _is_row(line)]
+    if not kept or "format" not in _parsed(kept[0]):
+        kept.insert(0, _FIRST_LINE)
+    whole = b"".join(kept)
+    if whole != content[:offset] or len(content) < offset:
+        warnings.warn(
+            f"{path} is damaged or shorter than at the checkpoint: {len(kept) - 1} whole rows are"
+            f" left, up to step {_parsed(kept[-1]).get('step', 0):,}. The run continues without"
+            " the rest",
+            stacklevel=2,
+        )
+    if len(content) > offset:
+        aside = path.with_name(f"{path.stem}.after-{offset}.{time.time_ns()}{path.suffix}")
+        write_durably(aside, memoryview(content[offset:]))
+    if whole != content:
+        write_durably(path, memoryview(whole))
+
+
+def _is_row(line: bytes) -> bool:
+    row = _parsed(line)
+    return type(row.get("step")) is int or "format" in row
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def _last_elapsed(path: Path) -> float:
-    """The last time in a metric log, so that a resumed run's clock goes on."""
-    return max((row.get("time/elapsed", 0.0) for _, row in read_rows(path)), default=0.0)
+    """The last time in a metric log, so that a resumed run's clock continues."""
+    times = [row.get("time/elapsed", 0.0) for _, row in read_rows(path)]
+    return max((float(t) for t in times if isinstance(t, (int, float))), default=0.0)
 
 
 class TensorBoardSink:
     """TensorBoard events, a whole row in one (a scalar at a time costs several times more).
 
     The config goes along as hyperparameters: TensorBoard's HPARAMS tab compares runs by them.
+    Events are written at once, not by TensorBoard's own thread, so that a full disk is an error
+    here.
     """
 
     def __init__(
@@ -87,30 +129,36 @@ class TensorBoardSink:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
         _wait_for_a_later_name(folder)
-        self._writer = EventFileWriter(str(folder))
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("ab")
+        self._writer = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
         if purge_step is not None:
-            # Tells TensorBoard to forget what an interrupted run wrote from this step on.
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=purge_step, session_log=start))
+            # Makes TensorBoard forget what an interrupted run wrote from this step on.
+            self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
         else:
             chosen = hparams_pb(_hyperparameters(config), trial_id=folder.parent.name)
-            self._writer.add_event(Event(wall_time=time.time(), step=0, summary=chosen))
+            self._add(step=0, summary=chosen)
+
+    def _add(self, **content: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **content).SerializeToString())
+        self._writer.flush()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a row as one event."""
         values = [
             self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()
         ]
-        summary = self._summary(value=values)
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._add(step=step, summary=self._summary(value=values))
 
     def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+        """Close the file."""
+        self._file.close()
 
 
 def _hyperparameters(config: TrainConfig[Any]) -> dict[str, Any]:
@@ -207,11 +255,10 @@ class MetricLogger:
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """The rows of a metric log and their steps; a line that was cut short ends them."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
+            row = _parsed(line)
+            if not row:
                 return
-            if "step" in row:
-                yield int(row.pop("step")), row
+            if type(row.get("step")) is int:
+                yield row.pop("step"), row

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import UserError
+from rl_training.errors import StorageError, UserError
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
@@ -38,9 +41,107 @@ def make_run_dir(config: TrainConfig[Any]) -> Path:
                 continue
             raise UserError(f"cannot make a run folder: {path} is in the way") from None
         except OSError as error:
-            raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
+            kind = StorageError if is_storage_error(error) else UserError
+            raise kind(f"cannot make the run folder {path}: {error.strerror}") from None
         return path
     raise UserError(f"cannot find a free name for a run folder like {base}")
+
+
+class RunLock:
+    """Held by the process that trains in a run folder: two at once would ruin it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.release: Callable[[], Any] = lambda: None
+        """Release the folder; happens by itself when the lock is garbage."""
+        if os.name != "posix":
+            return
+        import fcntl
+
+        descriptor = os.open(run_dir, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise UserError(f"{run_dir} is being trained by another process") from None
+            return  # a file system without locks
+        self.release = weakref.finalize(self, os.close, descriptor)
+
+
+_FULL_OR_FORBIDDEN = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+}
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """Whether a disk is full, read-only, forbidden or broken: no mistake in the request."""
+    return isinstance(error, OSError) and error.errno in _FULL_OR_FORBIDDEN
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """Raise `StorageError` where a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if not is_storage_error(error):
+            raise
+        where = f"cannot write {error.filename}" if error.filename else "cannot write"
+        raise StorageError(f"{where}: {error.strerror}") from error
+
+
+def refuse_links(run_dir: Path) -> None:
+    """Refuse a run folder in which files to be written are links to somewhere else."""
+    written = [run_dir, *(run_dir / name for name in ("checkpoints", "replay", "tensorboard"))]
+    for folder in written:
+        if folder != run_dir and folder.is_symlink():
+            raise _linked(folder)
+        if folder.is_dir():
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        raise _linked(folder / entry.name)
+
+
+def _linked(path: Path) -> UserError:
+    return UserError(
+        f"{path} is a symbolic link: resuming would write to where it points. Put a real file or"
+        " folder in its place, or start a new run from the weights with init_from"
+    )
+
+
+def write_durably(path: Path, content: memoryview) -> None:
+    """Write a file: complete and on disk, or not there at all."""
+    temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems cannot
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -94,8 +195,17 @@ def record_resume(run_dir: Path, **details: Any) -> None:
     path = run_dir / "metadata.json"
     content = read_json(path)
     entry = {"at": _now(), "command": sys.argv, "versions": versions(), **details}
-    content.setdefault("resumes", []).append(entry)
+    earlier = content.get("resumes")
+    content["resumes"] = [*(earlier if isinstance(earlier, list) else []), entry]
     write_json(path, content)
+
+
+def record_inexactness(run_dir: Path) -> None:
+    """Note that a run can no longer be resumed exactly."""
+    path = run_dir / "metadata.json"
+    content = read_json(path)
+    if content.get("resume") != "approximate":
+        write_json(path, {**content, "resume": "approximate"})
 
 
 def _now() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -44,6 +44,15 @@ class Run(Protocol):
     def overlap(self) -> bool:
         """Whether halves of the environments are stepped in turn."""
         ...
+
+
+StopRequest: TypeAlias = Callable[[], bool]
+"""Asked between steps and between updates: True means to stop there."""
+
+
+def never() -> bool:
+    """Never request a stop."""
+    return False
 
 
 class Progress(NamedTuple):
@@ -139,9 +148,11 @@ class ArraySpec:
 
     @staticmethod
     def from_plain(plain: Any) -> ArraySpec:
-        """The inverse of :meth:`to_plain`."""
+        """The inverse of :meth:`to_plain`; raises ValueError for anything else."""
         shape, dtype, *given = plain
-        return ArraySpec(tuple(shape), dtype, *(tuple(one) for one in given))
+        if not isinstance(dtype, str) or dtype not in ("float32", "uint8", "bool"):
+            raise ValueError(f"observations are not stored as {dtype!r}")
+        return ArraySpec(_counts(shape), dtype, *(_counts(one) for one in given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,8 +276,25 @@ class ActionSpec:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> ActionSpec:
-        """The inverse of :meth:`to_plain`."""
-        values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()
-        }
-        return ActionSpec(**values)
+        """The inverse of :meth:`to_plain`; raises ValueError for anything else."""
+        kind, dtype, shape = plain["kind"], plain["dtype"], _counts(plain["shape"])
+        if kind not in ("discrete", "box", "multi_discrete", "multi_binary"):
+            raise ValueError(f"there are no {kind!r} actions")
+        if not isinstance(dtype, str) or np.dtype(dtype).kind not in "iufb":
+            raise ValueError(f"actions are not of {dtype!r}")
+        nvec = _counts(plain["nvec"])
+        start = tuple(int(one) for one in plain["start"])
+        low, high = (tuple(float(one) for one in plain[name]) for name in ("low", "high"))
+        size = int(np.prod(shape, dtype=np.int64))
+        choices = size if kind in ("discrete", "multi_discrete") else 0
+        bounds = size if kind == "box" else 0
+        sizes = (choices, choices, bounds, bounds)
+        if tuple(map(len, (nvec, start, low, high))) != sizes or 0 in nvec:
+            raise ValueError(f"the choices or bounds of {kind} actions do not fit {shape}")
+        return ActionSpec(kind, shape, dtype, nvec, start, low, high)
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or not all(type(n) is int and n >= 0 for n in value):
+        raise ValueError(f"{value!r} is not a list of counts")
+    return tuple(value)

@@ -79,8 +79,12 @@ class GradientStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring them back, in place."""
         for name, tensor in self.moments.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(
+                    f"'{name}' was saved as {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
+                )
             tensor.copy_(state[name])
-        self.learning_rate = state["learning_rate"]
+        self.learning_rate = float(state["learning_rate"])
 
 
 _BETA1, _BETA2 = 0.9, 0.999

@@ -17,7 +17,7 @@ from rl_training.algorithms.acceleration import Acceleration, graphed
 from rl_training.coerce import check_types, require
 from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
 from rl_training.errors import ConfigError
-from rl_training.types import Progress, Run
+from rl_training.types import Progress, Run, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,10 +129,17 @@ class ReplayLearner(ABC):
             for due in (False, True)
         }
 
-    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> None:
-        """Take ``updates`` steps; nothing is transferred from the device."""
+    def learn(
+        self, replay: ReplayBuffer, updates: int, progress: Progress, stop: StopRequest = never
+    ) -> int:
+        """Take ``updates`` steps, or fewer where ``stop`` requests it; return how many.
+
+        Nothing is transferred from the device.
+        """
         beta = self._beta(progress)
-        for _ in range(updates):
+        for done in range(updates):
+            if stop():
+                return done
             batch = replay.sample(self._batch_size, self.generator, beta=beta)
             cells = batch.pop("cells")
             if self.noise_shape is not None:
@@ -141,9 +148,10 @@ class ReplayLearner(ABC):
                 batch = pytree.tree_map(lambda leaf: leaf.to(self._device), batch)
             self.num_updates += 1
             td_errors = self._run[self._is_due()](batch)
+            self._updates_summed += 1
             if self._prioritized:
                 replay.update_priorities(cells, td_errors)
-        self._updates_summed += updates
+        return updates
 
     def _update(self, due: bool, batch: dict[str, Any]) -> Any:
         metrics = self.update(batch, due=due)
@@ -162,6 +170,25 @@ class ReplayLearner(ABC):
         self._metric_sums.zero_()
         self._updates_summed = 0
         return dict(zip(self._metric_names, means, strict=True))
+
+    def metric_sums(self) -> dict[str, Any]:
+        """The sums since the last `pop_metrics`, for a checkpoint between two reports."""
+        return {
+            "names": list(self._metric_names),
+            "sums": self._metric_sums,
+            "updates": self._updates_summed,
+        }
+
+    def load_metric_sums(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums; in place where there are some, since a graph may write to them."""
+        self._metric_names = tuple(str(name) for name in state["names"])
+        self._updates_summed = int(state["updates"])
+        if state["sums"] is not None:
+            sums = state["sums"].to(self._device)
+            if self._metric_sums is None:
+                self._metric_sums = sums.clone()
+            else:
+                self._metric_sums.copy_(sums)
 
     @abstractmethod
     def update(self, batch: Mapping[str, Any], *, due: bool) -> dict[str, Tensor]:

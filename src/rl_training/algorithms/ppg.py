@@ -13,11 +13,11 @@ from torch import Tensor
 from rl_training.algorithms.acceleration import Acceleration, graphed
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
-from rl_training.algorithms.ppo import PPO, PPOConfig, mean_metrics, ppo_loss
+from rl_training.algorithms.ppo import PPO, PPOConfig, mean_metrics, ppo_loss, until
 from rl_training.coerce import require
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
 from rl_training.tree import tree_map, tree_stack
-from rl_training.types import Progress, Run
+from rl_training.types import Progress, Run, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,19 +127,21 @@ class PPG(PPO):
         """Auxiliary phases done so far."""
         self._last_metrics: dict[str, float] = {}
 
-    def learn(self, rollout: RolloutBuffer, progress: Progress) -> dict[str, float]:
+    def learn(
+        self, rollout: RolloutBuffer, progress: Progress, stop: StopRequest = never
+    ) -> dict[str, float]:
         """A policy phase; the auxiliary one follows when enough of them have been.
 
         Metrics named ``auxiliary/`` are those of the last auxiliary phase until the next, so that
         they are seen however seldom is logged.
         """
-        metrics = super().learn(rollout, progress)
+        metrics = super().learn(rollout, progress, stop)
         self.kept.append(_remember(rollout.flat()))
         if len(self.kept) >= self.config.policy_phases:
-            self._last_metrics = self.auxiliary_update()
+            self._last_metrics = self.auxiliary_update(stop)
         return metrics | self._last_metrics | {"auxiliary/phases": float(self.auxiliary_phases)}
 
-    def auxiliary_update(self) -> dict[str, float]:
+    def auxiliary_update(self, stop: StopRequest = never) -> dict[str, float]:
         """Fit values over the rollouts that were kept, near the policy as it is now; forget them.
 
         The learning rate is that of the last policy phase.
@@ -156,7 +158,9 @@ class PPG(PPO):
         updates = [
             self._auxiliary_update(minibatch)
             for _ in range(self.config.aux_epochs)
-            for minibatch in shuffled(batch, self.config.num_aux_minibatches, self.generator)
+            for minibatch in until(
+                stop, shuffled(batch, self.config.num_aux_minibatches, self.generator)
+            )
         ]
         self.kept.clear()
         self.auxiliary_phases += 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,11 @@ from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
 from rl_training.coerce import check_types, require
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.errors import Paused
 from rl_training.models.mlp_actor_critic import Evaluation
-from rl_training.types import Progress, Run
+from rl_training.types import Progress, Run, StopRequest, never
+
+Minibatch = TypeVar("Minibatch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,8 +216,13 @@ class PPO:
         """One gradient step on a minibatch: the unit that is compiled or graphed."""
         self._evaluate = accelerate(self.model.evaluate, acceleration)
 
-    def learn(self, rollout: RolloutBuffer, progress: Progress) -> dict[str, float]:
-        """Learn from a rollout; ``progress`` is that of the run when the rollout began."""
+    def learn(
+        self, rollout: RolloutBuffer, progress: Progress, stop: StopRequest = never
+    ) -> dict[str, float]:
+        """Learn from a rollout; ``progress`` is that of the run when the rollout began.
+
+        Raises `Paused` where ``stop`` requests it; the state before the call must then be restored.
+        """
         config = self.config
         self._anneal(progress)
         self.prepare(rollout)
@@ -222,7 +230,7 @@ class PPO:
         epochs = 0
         for _ in range(config.update_epochs):
             minibatches = rollout.iter_minibatches(config.num_minibatches, generator=self.generator)
-            epoch = [self.update(minibatch) for minibatch in minibatches]
+            epoch = [self.update(minibatch) for minibatch in until(stop, minibatches)]
             updates += epoch
             epochs += 1
             if config.target_kl is not None and _mean(epoch, "approx_kl") > config.target_kl:
@@ -306,6 +314,14 @@ class PPO:
         self.module.load_state_dict(state["model"])
         self.step.load_state_dict(state["optimizer"])
         self.generator.set_state(state["minibatch_rng"])
+
+
+def until(stop: StopRequest, minibatches: Iterable[Minibatch]) -> Iterator[Minibatch]:
+    """The minibatches one by one; raises `Paused` before the next one where a stop is requested."""
+    for minibatch in minibatches:
+        if stop():
+            raise Paused
+        yield minibatch
 
 
 def mean_metrics(updates: list[dict[str, Tensor]], group: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.types import Progress
+from rl_training.types import Progress, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,15 +105,20 @@ class QLearner(ReplayLearner):
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The loss of the current networks on stored data, with its metrics."""
 
-    def learn(self, replay: ReplayBuffer, updates: int, progress: Progress) -> None:
+    def learn(
+        self, replay: ReplayBuffer, updates: int, progress: Progress, stop: StopRequest = never
+    ) -> int:
         """Take ``updates`` steps; the target network moves where its interval was crossed."""
         if self.config.anneal_lr:
             self.step.learning_rate = self.config.learning_rate * (1 - progress.fraction)
-        super().learn(replay, updates, progress)
+        done = super().learn(replay, updates, progress, stop)
+        if done < updates:
+            return done
         interval = self.config.target_update_interval
         if progress.step // interval > self._target_moved_at // interval:
             self.target.follow(self.step.flat, self.config.tau)
         self._target_moved_at = progress.step
+        return done
 
     def update(self, batch: Mapping[str, Any], *, due: bool = False) -> dict[str, Tensor]:
         """One gradient step."""

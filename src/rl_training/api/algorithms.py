@@ -16,13 +16,15 @@ from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import EvalResult
-from rl_training.experiment.manager import ExperimentManager, build_algorithm, load_state
+from rl_training.experiment.manager import ExperimentManager, build_algorithm
 from rl_training.experiment.registry import get_spec
+from rl_training.experiment.stored import load_state
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import policy_from_state
+from rl_training.trust import Trust
 
 
 class ManagedAlgorithm:
@@ -69,6 +71,7 @@ class ManagedAlgorithm:
                 total_timesteps=total_timesteps,
                 callbacks=callbacks,
                 env_fn=self.env_fn,
+                trust=True,  # this process trained it
             )
             if trainer.global_step >= trainer.total and not self.result.interrupted:
                 trainer.close()
@@ -105,14 +108,21 @@ class ManagedAlgorithm:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, env_fn: EnvFn | None = None, device: str | None = None
+        cls,
+        path: str | Path,
+        *,
+        env_fn: EnvFn | None = None,
+        device: str | None = None,
+        trust: Trust = False,
     ) -> Self:
         """A trained object from a saved file, a checkpoint or a run folder.
 
-        ``device`` is where it runs here; unset: as in training.
+        ``device`` is where it runs here; unset: as in training. ``trust`` says which modules the
+        file may name (a list of module names, or True for any), where it was not written here by
+        you.
         """
         found = find_checkpoint(Path(path))
-        state = load_state(found)
+        state = load_state(found, trust=trust)
         policy = policy_from_state(state, device)
         if policy.config.algo != cls.algo:
             raise CheckpointError(

@@ -19,6 +19,8 @@ class DeviceCopy:
 
     What is drawn, and every scalar, is settled on the host: batches are the same wherever they
     are gathered. Rows are uploaded when a batch is wanted, all that were added since in one go.
+    Nothing here is pinned: a copy that does not block has read the host's memory when it returns,
+    so that it may be written again at once.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -97,6 +97,31 @@ class RecurrentRolloutBuffer(RolloutBuffer):
             self.next_state = self._copied(after)
             self.next_state[torch.from_numpy(step.cut)] = 0.0
 
+    def state_dict(self) -> dict[str, Any]:
+        """The steps stored so far and the recurrent states kept with them."""
+        return {
+            **super().state_dict(),
+            "states": list(self.states),
+            "final_states": list(self._final_states),
+            "next_state": self.next_state if self.position == self.num_steps else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the steps stored so far."""
+        super().load_state_dict(state)
+        self.states.extend(self._copied(one) for one in state["states"])
+        self._final_states.extend(self._copied(one) for one in state["final_states"])
+        if state["next_state"] is not None:
+            self.next_state = self._copied(state["next_state"])
+
+    def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
+        """End every episode with the last step stored; the recurrent states after it are kept."""
+        rows = super().truncate(obs, actor_state)
+        if rows.size:
+            state = self._copied(actor_state["memory"]["state"])
+            self._final_states.append(state[torch.from_numpy(rows)])
+        return rows
+
     def _copied(self, state: Any) -> Tensor:
         return torch.as_tensor(state).detach().clone().to(self.device)
 

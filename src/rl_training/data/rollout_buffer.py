@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.errors import NonFiniteError
+from rl_training.data import finite
+from rl_training.data.obs_store import own_array
 from rl_training.tree import tree_leaves, tree_map, tree_stack
 from rl_training.types import Array, Obs, VectorStep
 
@@ -71,13 +72,19 @@ class RolloutBuffer:
         self.evaluated = False
         """Whether values and log-probabilities came with the steps."""
         self._final: list[tuple[int, Array, Obs]] = []
+        self._lengths_before: Array | None = None
+        """Steps of the environments' episodes before this rollout, where they are known."""
         self._obs_slots: Any = tree_map(_slots, self.obs)
         self._sent = [self.actions, self.rewards, self.dones, self.valid]
         self._waiting = [_host_copy(tensor) for tensor in self._sent]
         self._slots = [tensor.numpy() for tensor in self._waiting]
+        self._copies_done = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        """Comes after the copies from pinned memory, which may run long after they are queued."""
 
     def reset(self) -> None:
         """Forget the rollout; its memory is written again."""
+        if self._copies_done is not None:
+            self._copies_done.synchronize()
         self.position = 0
         self.bootstrap.zero_()
         self._final.clear()
@@ -108,11 +115,16 @@ class RolloutBuffer:
                 self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], step.final_obs)))
         self.position = t + 1
         if self.position == self.num_steps:
-            # Learning waits for the device before the next rollout writes here again.
-            for there, here in zip(self._sent, self._waiting, strict=True):
-                if there is not here:
-                    there.copy_(here, non_blocking=True)
+            self._send_steps()
             tree_map(lambda slot, leaf: slot.copy_(torch.from_numpy(leaf)), self.next_obs, step.obs)
+
+    def _send_steps(self) -> None:
+        """Copy a whole rollout's actions, rewards and ends to the device."""
+        for there, here in zip(self._sent, self._waiting, strict=True):
+            if there is not here:
+                there.copy_(here, non_blocking=self._copies_done is not None)
+        if self._copies_done is not None:
+            self._copies_done.record(torch.cuda.current_stream(self.device))
 
     def _store_obs(self, t: int, obs: Obs, record: Mapping[str, Any]) -> None:
         if "obs" in record:
@@ -191,18 +203,119 @@ class RolloutBuffer:
         """One epoch: every row once, in random order, in ``num_minibatches`` equal parts."""
         return shuffled(self.flat(), num_minibatches, generator)
 
-    def check_finite(self, first_step: int) -> None:
-        """Refuse a NaN or infinity from an environment, naming where it came from."""
-        named = [("reward", self.rewards), ("action", self.actions)]
-        keys = list(self.obs) if isinstance(self.obs, dict) else ["observation"]
-        named += zip(keys, tree_leaves(self.obs), strict=True)
-        for name, tensor in named:
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                t, env = (~torch.isfinite(tensor)).nonzero()[0, :2].tolist()
-                raise NonFiniteError(
-                    f"{name} is not finite in environment {env}, {t} vector steps after global "
-                    f"step {first_step}"
-                )
+    def state_dict(self) -> dict[str, Any]:
+        """The steps stored so far, for a checkpoint within an iteration."""
+        count = self.position
+        state: dict[str, Any] = {
+            "position": count,
+            "evaluated": self.evaluated,
+            "obs": tree_map(lambda leaf: leaf[:count], self.obs),
+            "steps": [tensor[:count] for tensor in self._waiting],
+            "final": [[t, rows, obs] for t, rows, obs in self._final],
+        }
+        if self.evaluated:
+            state |= {"logprobs": self.logprobs[:count], "values": self.values[:count]}
+        if count == self.num_steps:
+            state["next_obs"] = self.next_obs
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the steps stored so far."""
+        self.reset()
+        count = int(state["position"])
+        if not 0 <= count <= self.num_steps:
+            raise ValueError(f"a rollout of {self.num_steps} steps cannot hold {count}")
+        self.evaluated = bool(state["evaluated"])
+
+        def restore(grid: Tensor, saved: Tensor) -> None:
+            if grid[:count].shape != saved.shape:
+                raise ValueError(f"{tuple(saved.shape)} was saved for {tuple(grid.shape)}")
+            grid[:count].copy_(saved)
+
+        tree_map(restore, self.obs, state["obs"])
+        for tensor, saved in zip(self._waiting, state["steps"], strict=True):
+            restore(tensor, saved)
+        self._final = [
+            (int(t), own_array(rows), cast("Obs", tree_map(own_array, obs)))
+            for t, rows, obs in state["final"]
+        ]
+        if self.evaluated:
+            restore(self.logprobs, state["logprobs"])
+            restore(self.values, state["values"])
+        self.position = count
+        if count == self.num_steps:
+            self._send_steps()
+            tree_map(lambda slot, leaf: slot.copy_(leaf), self.next_obs, state["next_obs"])
+
+    def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
+        """End every episode with the last step stored, truncated at ``obs``; return whose.
+
+        ``actor_state`` is the actor's after that step.
+        """
+        del actor_state
+        t = self.position - 1
+        _, _, dones, valid = self._slots
+        rows: Array = np.flatnonzero((dones[t] == 0) & valid[t])
+        if rows.size:
+            dones[t][rows] = 1
+            # After the truncated steps of the same time that are there already.
+            self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], obs)))
+        return rows
+
+    def check_finite(self, first_step: int, episode_lengths: Array | None = None) -> None:
+        """Raise `NonFiniteError` for a NaN or infinity in a whole rollout, naming its origin.
+
+        ``episode_lengths`` are the steps so far of the environments' episodes; without them the
+        error may name too early a step of an episode that began before the rollout.
+        """
+        host = [*self._host_fields(), *self._final_fields()]
+        if not (all(field.is_finite() for field in host) and self._observed_finite()):
+            before = np.zeros(self.num_envs, np.int64) if first_step == 0 else self._lengths_before
+            _, _, dones, valid = self._slots
+            episodes = finite.Episodes(dones > 0, valid, before, episode_lengths, self.masked)
+            fields = [*self._observed_fields(), *host]
+            raise finite.non_finite_error(fields, episodes, first_row=0, first_step=first_step)
+        self._lengths_before = episode_lengths
+
+    def _observed_finite(self) -> bool:
+        """Whether all observations are finite; waits for the device once."""
+        leaves = [*tree_leaves(self.obs), *tree_leaves(self.next_obs)]
+        checks = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
+        return not checks or bool(torch.stack(checks).all())
+
+    def _observed_fields(self) -> list[finite.Field]:
+        pairs = zip(tree_leaves(self.obs), tree_leaves(self.next_obs), strict=True)
+        values = [torch.cat((leaf, after.unsqueeze(0))).cpu().numpy() for leaf, after in pairs]
+        names = finite.named_leaves(self._keys())
+        return [finite.Field(finite.OBSERVATION, *one) for one in zip(names, values, strict=True)]
+
+    def _host_fields(self) -> list[finite.Field]:
+        actions, rewards, _, _ = self._slots
+        return [
+            finite.Field(finite.ACTION, "action", actions),
+            finite.Field(finite.REWARD, "reward", rewards),
+        ]
+
+    def _final_fields(self) -> list[finite.Field]:
+        """True final observations, in the rows of the steps that they ended."""
+        if not self._final:
+            return []
+        fields = []
+        each = zip(*(tree_leaves(obs) for _, _, obs in self._final), strict=True)
+        for name, leaves in zip(finite.named_leaves(self._keys()), each, strict=True):
+            if leaves[0].dtype.kind != "f":
+                continue
+            field = finite.Field(finite.FINAL, f"final {name}", np.concatenate(leaves))
+            if not field.is_finite():
+                shape = (self.num_steps, self.num_envs, *leaves[0].shape[1:])
+                values = np.zeros(shape, leaves[0].dtype)
+                for (t, rows, _), leaf in zip(self._final, leaves, strict=True):
+                    values[t, rows] = leaf
+                fields.append(field._replace(values=values))
+        return fields
+
+    def _keys(self) -> list[str]:
+        return list(self.obs) if isinstance(self.obs, dict) else [""]
 
 
 def shuffled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import random
@@ -13,15 +14,26 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from rl_training.checkpointing import find_checkpoint, load_checkpoint
-from rl_training.config import TrainConfig, config_from_mapping
+from rl_training.checkpointing import find_checkpoint
+from rl_training.config import TrainConfig
 from rl_training.envs import Adapter, EnvFn, make_adapter
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.registry import check_actions, get_spec
+from rl_training.experiment.stored import (
+    config_from_state,
+    load_model_weights,
+    load_state,
+    malformed_state,
+    require_plausible_run,
+    require_plausible_sizes,
+)
 from rl_training.runs import (
+    RunLock,
     describe_run,
     make_run_dir,
     read_json,
+    refuse_links,
+    storage_errors,
     versions,
     write_json,
 )
@@ -35,6 +47,7 @@ from rl_training.runtime.device import (
 )
 from rl_training.runtime.trainer import Setup, Trainer, TrainResult
 from rl_training.seeding import stream_seed
+from rl_training.trust import Trust
 from rl_training.types import ActionSpec, ObsSpec
 
 Horizon = Literal["new", "keep"]
@@ -62,20 +75,20 @@ class ExperimentManager:
                 load_weights(setup.algorithm, config.init_from, setup.env)
             setup.spec.trainer.check(setup)
             setup.run_dir = make_run_dir(config)
-            (setup.run_dir / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+            setup.lock = RunLock(setup.run_dir)
             exact = _is_exact(setup)
             if not exact:
                 _warn_inexact(setup)
-            write_json(
-                setup.run_dir / "metadata.json",
-                describe_run(
-                    config,
-                    device=str(setup.device),
-                    torch_threads=setup.threads,
-                    resume="exact" if exact else "approximate",
-                    env_fn=_name_of(env_fn),
-                ),
+            about = describe_run(
+                config,
+                device=str(setup.device),
+                torch_threads=setup.threads,
+                resume="exact" if exact else "approximate",
+                env_fn=_name_of(env_fn),
             )
+            with storage_errors():
+                (setup.run_dir / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+                write_json(setup.run_dir / "metadata.json", about)
             return setup.spec.trainer(setup, callbacks)
         except BaseException:
             setup.env.close()
@@ -92,79 +105,126 @@ class ExperimentManager:
         replay: Replay = "saved",
         callbacks: Sequence[Callback] = (),
         env_fn: EnvFn | None = None,
+        trust: Trust = False,
     ) -> Trainer:
-        """A trainer that goes on where a checkpoint stands, in the same run folder.
+        """A trainer that continues from a checkpoint, in the same run folder.
 
         ``total_timesteps`` moves the end; schedules are then evaluated over the new total, or
         hold their final values with ``horizon="keep"``. ``device`` and ``acceleration`` replace
-        the run's own. ``replay="empty"`` goes on without the saved replay.
+        the run's own. ``replay="empty"`` continues without the saved replay. ``trust`` says which
+        modules the checkpoint may name, where it was not written here by this user.
         """
         path = find_checkpoint(Path(checkpoint))
-        state = load_state(path)
-        if "training" not in state:
-            raise CheckpointError(
-                f"{path} holds a policy without its training state: it can be evaluated or used"
-                " with init_from, not resumed"
-            )
-        if not (path.parent.parent / "metadata.json").is_file() or (
-            path.parent.name != "checkpoints"
-        ):
-            raise CheckpointError(
-                f"{path} lies outside its run folder, where its metrics and lineage are: resume"
-                " it there, or start a new run from its weights with init_from"
-            )
-        if state["custom_env"] and env_fn is None:
-            raise CheckpointError(
-                f"{path} was trained on an environment given as env_fn; resume it from Python:"
-                " resume_training(path, env_fn=...)"
-            )
-        config = config_from_state(state)
-        moved = {"device": device, "acceleration": acceleration}
-        if device == "cpu" and getattr(config.algo_kwargs, "replay_device", "cpu") != "cpu":
-            warnings.warn("the replay moves to the CPU with the networks", stacklevel=2)
-            moved["replay_device"] = "cpu"
-        if device == "cpu" and config.precision != "float32":
-            warnings.warn(f"{config.precision} becomes float32 on the CPU", stacklevel=2)
-            moved["precision"] = "float32"
-        config = config.with_overrides(**{k: v for k, v in moved.items() if v is not None})
-        moves = device is not None and device != state["config"]["device"]
-        threads = None if moves else state["training"]["counters"]["threads"]
-        setup = _assemble(config, env_fn, threads=threads)
+        run_dir = _run_folder_of(path)
+        # Before the checkpoint is read: another process may be writing the next one.
+        lock = RunLock(run_dir)
         try:
-            _check_spaces(state, setup.env)
-            setup.spec.trainer.check(setup)
-            setup.run_dir = path.parent.parent
-            trainer = setup.spec.trainer(setup, callbacks)
-            empty = replay == "empty"
-            exact = trainer.load_state_dict(state, empty_replay=empty)
-            _warn_of_differences(setup.run_dir, exact)
-            trainer.resumed = {
-                "checkpoint": path.name,
-                "step": trainer.global_step,
-                "resume": ("exact" if exact and not empty and _is_exact(setup) else "approximate"),
-                **_extend(trainer, total_timesteps, horizon),
-            }
+            refuse_links(run_dir)
+            state = load_state(path, trust=trust)
+            with malformed_state(path):
+                return _restored(
+                    state,
+                    path,
+                    lock,
+                    _Changes(total_timesteps, horizon, device, acceleration, replay),
+                    callbacks,
+                    env_fn,
+                )
         except BaseException:
-            setup.env.close()
+            lock.release()
             raise
-        return trainer
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """A checkpoint's content, with all that makes a policy."""
-    state = load_checkpoint(path)
-    missing = {"config", "custom_env", "obs_spec", "action_spec", "algorithm"} - set(state)
-    if missing:
-        raise CheckpointError(f"{path} holds no policy: it lacks {', '.join(sorted(missing))}")
-    return state
+@dataclasses.dataclass(frozen=True)
+class _Changes:
+    """What a resume changes about a run."""
+
+    total_timesteps: int | None
+    horizon: Horizon
+    device: str | None
+    acceleration: str | None
+    replay: Replay
 
 
-def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
-    """The config a checkpoint was written with."""
+def _run_folder_of(path: Path) -> Path:
+    """The run folder that a checkpoint is in."""
+    run_dir = path.parent.parent
+    if path.parent.name != "checkpoints" or not (run_dir / "metadata.json").is_file():
+        _require_training_state(load_model_weights(path), path)
+        raise CheckpointError(
+            f"{path} lies outside its run folder, where its metrics and lineage are: resume"
+            " it there, or start a new run from its weights with init_from"
+        )
+    return run_dir
+
+
+def _require_training_state(state: Mapping[str, Any], path: Path) -> None:
+    if "training" not in state:
+        raise CheckpointError(
+            f"{path} holds a policy without its training state: it can be evaluated or used"
+            " with init_from, not resumed"
+        )
+
+
+def _restored(
+    state: Mapping[str, Any],
+    path: Path,
+    lock: RunLock,
+    changes: _Changes,
+    callbacks: Sequence[Callback],
+    env_fn: EnvFn | None,
+) -> Trainer:
+    """The trainer of a checkpoint's state."""
+    _require_training_state(state, path)
+    if state["custom_env"] and env_fn is None:
+        raise CheckpointError(
+            f"{path} was trained on an environment given as env_fn; resume it from Python:"
+            " resume_training(path, env_fn=...)"
+        )
+    config = config_from_state(state)
+    require_plausible_sizes(config, state)
+    require_plausible_run(config, state["training"])
+    config = _moved(config, changes)
+    moves = changes.device is not None and changes.device != state["config"]["device"]
+    threads = None if moves else _saved_threads(state["training"]["counters"]["threads"])
+    setup = _assemble(config, env_fn, threads=threads)
     try:
-        return config_from_mapping(state["config"])
-    except ConfigError as error:
-        raise CheckpointError(f"the checkpoint's config cannot be used: {error}") from None
+        _check_spaces(state, setup.env)
+        setup.spec.trainer.check(setup)
+        setup.run_dir, setup.lock = path.parent.parent, lock
+        trainer = setup.spec.trainer(setup, callbacks)
+        empty = changes.replay == "empty"
+        exact = trainer.load_state_dict(state, empty_replay=empty)
+        _warn_of_differences(setup.run_dir, exact)
+        trainer.resumed = {
+            "checkpoint": path.name,
+            "step": trainer.global_step,
+            "resume": ("exact" if exact and not empty and _is_exact(setup) else "approximate"),
+            **_extend(trainer, changes.total_timesteps, changes.horizon),
+        }
+    except BaseException:
+        setup.env.close()
+        raise
+    return trainer
+
+
+def _moved(config: TrainConfig[Any], changes: _Changes) -> TrainConfig[Any]:
+    """The config on another device or with another acceleration."""
+    moved = {"device": changes.device, "acceleration": changes.acceleration}
+    if changes.device == "cpu":
+        if getattr(config.algo_kwargs, "replay_device", "cpu") != "cpu":
+            warnings.warn("the replay moves to the CPU with the networks", stacklevel=4)
+            moved["replay_device"] = "cpu"
+        if config.precision != "float32":
+            warnings.warn(f"{config.precision} becomes float32 on the CPU", stacklevel=4)
+            moved["precision"] = "float32"
+    return config.with_overrides(**{k: v for k, v in moved.items() if v is not None})
+
+
+def _saved_threads(count: Any) -> int:
+    if type(count) is not int or not 1 <= count <= 1024:
+        raise CheckpointError(f"the checkpoint asks for {count!r} threads")
+    return count
 
 
 def _name_of(env_fn: EnvFn | None) -> str | None:
@@ -221,11 +281,11 @@ def build_algorithm(
 def load_weights(algorithm: Any, checkpoint: Path, env: Adapter) -> None:
     """Policy weights from another checkpoint."""
     path = find_checkpoint(checkpoint)
-    state = load_state(path)
+    state = load_model_weights(path)
     _check_spaces(state, env)
     try:
         algorithm.load_weights(state["algorithm"]["model"])
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         detail = " ".join(str(error).split())
         raise CheckpointError(f"init_from: the weights of {path} do not fit: {detail}") from None
 

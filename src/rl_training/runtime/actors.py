@@ -87,7 +87,11 @@ class _Chooser:
         return noise.to(self._device) if self._moves_inputs else noise
 
     def sent(self, obs: Obs) -> Any:
-        """Observations on the accelerator, on their way there while the host goes on."""
+        """Observations on the accelerator; the host does not wait for the copy.
+
+        Each is copied from pinned memory of its own, which torch does not use again before an event
+        that it records behind the copy.
+        """
         pinned = self._device.type == "cuda"
 
         def send(leaf: Array) -> Tensor:

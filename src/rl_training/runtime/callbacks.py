@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -13,6 +14,7 @@ from rl_training import checkpointing
 from rl_training.coerce import require
 from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
 from rl_training.seeding import stream_seed, torch_stream
+from rl_training.terminal import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -77,6 +79,9 @@ class Callback:
     def on_checkpoint(self, trainer: Trainer, event: CheckpointSaved) -> None:
         """A checkpoint was saved."""
 
+    def on_pause(self, trainer: Trainer) -> None:
+        """A checkpoint is overdue, within an iteration or an evaluation."""
+
     def on_end(self, trainer: Trainer, event: TrainingEnd) -> None:
         """Training ended."""
 
@@ -109,7 +114,8 @@ class EvaluationCallback(Callback):
     """Evaluates at step intervals and at the end, on environments of its own.
 
     The episodes of an evaluation depend on the run's seed and the step alone: nothing to save,
-    and training is never disturbed.
+    and training is never disturbed. Worker processes are started for each evaluation, so that they
+    take no memory in between.
     """
 
     def __init__(self, interval: int, episodes: int, *, deterministic: bool = True) -> None:
@@ -122,7 +128,17 @@ class EvaluationCallback(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         """Make the environments now: better to fail here than after the training."""
-        self._env = make_eval_env(trainer.config, self.episodes, trainer.env_fn)
+        self._open(trainer)
+        self._close_workers(trainer)
+
+    def _open(self, trainer: Trainer) -> VectorAdapter:
+        if self._env is None:
+            self._env = make_eval_env(trainer.config, self.episodes, trainer.env_fn)
+        return self._env
+
+    def _close_workers(self, trainer: Trainer) -> None:
+        if trainer.config.vectorization == "async":
+            self.on_close()
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
         """Evaluate where an interval was crossed."""
@@ -136,8 +152,6 @@ class EvaluationCallback(Callback):
 
     def _evaluate(self, trainer: Trainer) -> None:
         config, step = trainer.config, trainer.global_step
-        if self._env is None:
-            raise RuntimeError("on_start makes the environments")
         sampling = None
         if not self.deterministic:
             sampling = torch_stream(config.seed, "evaluation_actions", step)
@@ -147,9 +161,16 @@ class EvaluationCallback(Callback):
         was_training = module.training
         module.eval()
         try:
-            result = evaluate_actor(actor, self._env, num_episodes=self.episodes, seed=seed)
+            result = evaluate_actor(
+                actor,
+                self._open(trainer),
+                num_episodes=self.episodes,
+                seed=seed,
+                stop=trainer.stops_work,
+            )
         finally:
             module.train(was_training)
+        self._close_workers(trainer)
         self._last_step = step
         trainer.record_evaluation(result)
 
@@ -184,7 +205,8 @@ class CheckpointCallback(Callback):
         """A run has a checkpoint from its first moment on."""
         for leftover in (trainer.run_dir / "checkpoints").glob(".*.tmp"):
             leftover.unlink()  # of a process killed while it saved
-        if trainer.global_step == 0:
+        trainer.pause_at = self._saved_at + _CHECKPOINT_SECONDS
+        if trainer.global_step == 0 and not trainer.has_unfinished_work:
             self._save(trainer)
 
     def on_evaluation(self, trainer: Trainer, event: EvaluationEnd) -> None:
@@ -201,9 +223,14 @@ class CheckpointCallback(Callback):
         if self._new_best or late or last or event.crossed(self.interval):
             self._save(trainer)
 
+    def on_pause(self, trainer: Trainer) -> None:
+        """Save within an iteration or an evaluation that takes long."""
+        self._save(trainer)
+
     def on_end(self, trainer: Trainer, event: TrainingEnd) -> None:
         """Save the final state, its evaluation included, unless it was just saved."""
-        if self._evaluated or self._saved_step != trainer.global_step:
+        new = self._evaluated or self._saved_step != trainer.global_step
+        if new or trainer.has_unfinished_work:
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
@@ -212,17 +239,24 @@ class CheckpointCallback(Callback):
         self._evaluated = False
         self._saved_step = trainer.global_step
         path = folder / f"step_{trainer.global_step:012d}{checkpointing.SUFFIX}"
+        trainer.sync_log()
         checkpointing.save_checkpoint(path, trainer.state_dict())
         if new_best:
             checkpointing.link_checkpoint(path, folder / f"best{checkpointing.SUFFIX}")
         checkpointing.link_checkpoint(path, folder / f"last{checkpointing.SUFFIX}")
-        # By age, not by number: a run resumed from an older checkpoint writes smaller numbers.
+        # By step, since a clock may be set back. Steps beyond this one were left behind when the
+        # run was resumed from an older checkpoint: they go first.
         numbered = sorted(
-            folder.glob(f"step_*{checkpointing.SUFFIX}"), key=lambda p: p.stat().st_mtime_ns
+            folder.glob(f"step_*{checkpointing.SUFFIX}"),
+            key=lambda p: (
+                (step := checkpointing.checkpoint_step(p)) <= trainer.global_step,
+                step,
+            ),
         )
         checkpointing.prune(numbered[: -self.keep])
         trainer.after_checkpoint(is_best=new_best)
         self._saved_at = time.monotonic()
+        trainer.pause_at = self._saved_at + _CHECKPOINT_SECONDS
         trainer.emit_checkpoint(folder / f"last{checkpointing.SUFFIX}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,7 +280,7 @@ class ProgressCallback(Callback):
     def on_start(self, trainer: Trainer) -> None:
         """Put the bar up."""
         self._shown_at = time.monotonic()
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -264,7 +298,8 @@ class ProgressCallback(Callback):
         self._task = self._bar.add_task(
             "", total=trainer.total, completed=trainer.global_step, speed=0.0, ret="-"
         )
-        self._bar.start()
+        with contextlib.suppress(OSError):  # a terminal that is gone must not end a run
+            self._bar.start()
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
         """Move the bar, a few times a second at most."""
@@ -277,16 +312,20 @@ class ProgressCallback(Callback):
         mean = event.metrics.get("rollout/return_mean")
         shown = "-" if mean is None else f"{mean:.1f}"
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=event.step, speed=speed, ret=shown, refresh=True)
+            with contextlib.suppress(OSError):
+                self._bar.update(
+                    self._task, completed=event.step, speed=speed, ret=shown, refresh=True
+                )
         else:
             left = max(trainer.total - event.step, 0) / speed if speed > 0 else 0.0
-            sys.stderr.write(
+            say(
                 f"{event.step:,}/{trainer.total:,} steps  {speed:,.0f} steps/s  "
-                f"ETA {left:.0f} s  return {shown}\n"
+                f"ETA {left:.0f} s  return {shown}"
             )
 
     def on_close(self) -> None:
         """Take the bar down."""
         if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+            bar, self._bar = self._bar, None
+            with contextlib.suppress(OSError):
+                bar.stop()

@@ -14,7 +14,7 @@ from rl_training.envs import Adapter, HalvedAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.actors import Actor
 from rl_training.tree import tree_map, tree_stack
-from rl_training.types import Array, Episode, Obs, Progress, VectorStep
+from rl_training.types import Array, Episode, Obs, Progress, StopRequest, VectorStep, never
 
 _WINDOW = 100
 Taken: TypeAlias = tuple[Array, Mapping[str, Any], VectorStep]
@@ -32,6 +32,8 @@ class Buffer(Protocol):
 class CollectResult(NamedTuple):
     """What one call collected."""
 
+    vector_steps: int
+    """Steps of all environments: fewer than asked for where a stop was requested."""
     steps: int
     """Transitions that count (reset-only rows do not)."""
     episodes: tuple[Episode, ...]
@@ -55,14 +57,17 @@ class Collector:
         self.recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         """Return and length of the last hundred episodes."""
 
-    def collect(self, num_steps: int, progress: Progress) -> CollectResult:
-        """Take ``num_steps`` steps in every environment."""
+    def collect(
+        self, num_steps: int, progress: Progress, stop: StopRequest = never
+    ) -> CollectResult:
+        """Take ``num_steps`` steps in every environment, or fewer where ``stop`` requests it."""
         obs = self.env.reset() if self.obs is None else self.obs
-        steps = 0
+        vector_steps = steps = 0
         episodes: list[Episode] = []
         walk = self._overlapped if isinstance(self.env, HalvedAdapter) else self._one_by_one
-        for action, record, taken in walk(obs, num_steps, progress):
+        for action, record, taken in walk(obs, num_steps, progress, stop):
             step = taken
+            vector_steps += 1
             steps += self.env.num_envs
             resets = self.env.has_invalid_rows and not step.valid.all()
             if resets:
@@ -80,23 +85,31 @@ class Collector:
             obs = step.obs
         self.obs = obs
         self.recent.extend((episode.ret, episode.length) for episode in episodes)
-        return CollectResult(steps, tuple(episodes))
+        return CollectResult(vector_steps, steps, tuple(episodes))
 
-    def _one_by_one(self, obs: Obs, num_steps: int, progress: Progress) -> Iterator[Taken]:
+    def _one_by_one(
+        self, obs: Obs, num_steps: int, progress: Progress, stop: StopRequest
+    ) -> Iterator[Taken]:
         """Choose, step, choose, step."""
         for _ in range(num_steps):
+            if stop():
+                return
             action, record = self.actor.act(obs, progress)
             step = self.env.step(action)
             yield action, record, step
             obs = step.obs
 
-    def _overlapped(self, obs: Obs, num_steps: int, progress: Progress) -> Iterator[Taken]:
+    def _overlapped(
+        self, obs: Obs, num_steps: int, progress: Progress, stop: StopRequest
+    ) -> Iterator[Taken]:
         """The same, but one half steps while actions of the other are chosen.
 
         The halves are fixed and come in turn, and all is waited for in the end: what happens does
         not depend on which is faster.
         """
         env = cast("HalvedAdapter", self.env)
+        if not num_steps or stop():
+            return
 
         def send(half: VectorAdapter, seen: Obs) -> tuple[Array, Mapping[str, Any]]:
             action, record = self.actor.act(seen, progress)
@@ -108,12 +121,15 @@ class Collector:
         chosen = [send(half, part) for half, part in zip(env.halves, parts, strict=True)]
         for left in reversed(range(num_steps)):
             following, steps = [], []
+            continues = left > 0 and not stop()
             for half in env.halves:
                 steps.append(half.recv())
-                if left:
+                if continues:
                     following.append(send(half, steps[-1].obs))
             actions, records = zip(*chosen, strict=True)
             yield np.concatenate(actions), _joined(records), env.join(steps)
+            if not continues:
+                return
             chosen = following
 
     def metrics(self) -> dict[str, float]:

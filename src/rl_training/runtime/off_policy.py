@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-import torch
-
 from rl_training.algorithms.off_policy import OffPolicyConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.memory import check_device_memory, check_host_memory, make_claimed
 from rl_training.runtime.replay_store import ReplayStore
-from rl_training.runtime.trainer import Setup, Trainer, make_collector
+from rl_training.runtime.trainer import Iteration, Setup, Trainer, make_collector
 from rl_training.types import Progress
 
 _ITERATION = 1000
 """Steps or updates between reports, whichever are more."""
 
 
+@dataclasses.dataclass
+class _Part:
+    """How far an iteration got."""
+
+    step: int
+    """Global step."""
+    segment_start: int = 0
+    """Global step at which the current segment, up to the next updates, began."""
+    missing: int = 0
+    """Vector steps that the segment still lacks."""
+    vector_steps: int = 0
+    """Vector steps of the iteration so far."""
+
+
 class OffPolicyTrainer(Trainer):
-    """Steps environments up to the next crossing of ``train_freq``, then pays the updates owed."""
+    """Steps environments up to the next crossing of ``train_freq``, then runs its updates."""
 
     def __init__(self, setup: Setup, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__(setup, callbacks)
         self.knobs: OffPolicyConfig = setup.config.algo_kwargs
-        self.replay = self.make_replay(setup)
+        filled = min(1.0, setup.config.total_timesteps / self.knobs.buffer_size)
+        self.replay = make_claimed(lambda: self.make_replay(setup), filled)
         self.collector = make_collector(setup, self.replay)
         self.learner: Any = setup.algorithm
-        # By its decimal digits, so that 0.1 is a tenth and ten crossings owe exactly one.
+        # By its decimal digits, so that 0.1 is a tenth and ten crossings make exactly one.
         steps = self.knobs.gradient_steps
         self._per_crossing = Fraction(self.knobs.train_freq if steps == -1 else str(steps))
-        self._owed = Fraction(0)
+        self._pending = Fraction(0)
+        self._part: _Part | None = None
+        """Where the current iteration is; None between iterations."""
         self._learns_from = self.knobs.learning_starts
         """The step that learning starts at; later where a resume began with an empty replay."""
         per_step = self._per_crossing / self.knobs.train_freq
@@ -54,12 +69,12 @@ class OffPolicyTrainer(Trainer):
                 " set device too"
             )
         each = setup.spec.trainer.bytes_per_transition(setup)  # type: ignore[attr-defined]
-        _check_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
+        check_host_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
         if on_device:
             copied = ReplayBuffer.copied_bytes_per_transition(
                 obs, action, frame_stack=setup.env.frame_stack
             )
-            _check_device_memory(knobs.buffer_size, copied, setup.device)
+            check_device_memory(knobs.buffer_size, copied, setup.device)
         total = setup.config.total_timesteps
         if knobs.learning_starts >= total or knobs.train_freq > total:
             warnings.warn(
@@ -99,41 +114,80 @@ class OffPolicyTrainer(Trainer):
         """A whole number of vector steps."""
         return -(-total // self.config.num_envs) * self.config.num_envs
 
-    def iterate(self, progress: Progress) -> tuple[int, dict[str, float]]:
-        """A thousand steps (fewer where a step owes several updates), and the updates they owe."""
-        step, end = progress.step, min(progress.step + self._iteration, self.total)
-        vector_steps = 0
-        while step < end:
-            count = -(-(self._next_boundary(step, end) - step) // self.env.num_envs)
-            before = step
-            step += self.collector.collect(count, Progress(step, progress.total)).steps
-            vector_steps += count
-            self._owed += self._owes(before, step)
-            updates = int(self._owed)
-            if updates:
-                self._owed -= updates
-                self.learner.learn(self.replay, updates, Progress(step, progress.total))
-        self.replay.check_finite(vector_steps, progress.step)
+    def iterate(self, progress: Progress) -> Iteration | None:
+        """A thousand steps (fewer where one step has several updates) and their updates.
+
+        Returns None where it paused on the way.
+        """
+        end = min(progress.step + self._iteration, self.total)
+        if self._part is None:
+            self._part = _Part(progress.step)
+        part = self._part
+        while self._run_pending_updates(Progress(part.step, progress.total)):
+            if part.step >= end:
+                self._part = None
+                return self._report_of(part, progress.step)
+            if not part.missing:
+                boundary = self._next_boundary(part.step, end)
+                part.missing = -(-(boundary - part.step) // self.env.num_envs)
+                part.segment_start = part.step
+            self._collect(part, progress.total)
+            if part.missing:
+                return None
+            self._pending += self._updates_between(part.segment_start, part.step)
+        return None
+
+    def _collect(self, part: _Part, total: int) -> None:
+        """Collect the missing steps of a segment, in which the policy's schedules are fixed."""
+        taken = self.collector.collect(
+            part.missing, Progress(part.segment_start, total), self.pauses
+        )
+        part.step += taken.steps
+        part.missing -= taken.vector_steps
+        part.vector_steps += taken.vector_steps
+
+    def _run_pending_updates(self, progress: Progress) -> bool:
+        """Whether all pending updates were run."""
+        updates = int(self._pending)
+        if not updates:
+            return True
+        done = self.learner.learn(self.replay, updates, progress, self.pauses)
+        self._pending -= done
+        return bool(done == updates)
+
+    def _report_of(self, part: _Part, first_step: int) -> Iteration:
+        self.replay.check_finite(part.vector_steps, first_step, self.env.episode_lengths)
         metrics = self.collector.metrics()
         for name, mean in self.learner.pop_metrics().items():
             metrics[f"losses/{name}"] = mean
-        return step - progress.step, metrics
+        return Iteration(part.step - first_step, metrics)
 
     def _next_boundary(self, step: int, end: int) -> int:
         every, warm_up = self.knobs.train_freq, self._learns_from
         following = (step // every + 1) * every
         return min(following, end, warm_up) if step < warm_up else min(following, end)
 
-    def _owes(self, before: int, after: int) -> Fraction:
+    def _updates_between(self, before: int, after: int) -> Fraction:
         """Updates for the crossings of ``train_freq`` between two steps; none for the warm-up."""
         every = self.knobs.train_freq
         crossings = max(0, after // every - max(before, self._learns_from) // every)
-        owes: Fraction = crossings * self._per_crossing
-        return owes
+        updates: Fraction = crossings * self._per_crossing
+        return updates
+
+    def partial_state(self) -> dict[str, Any] | None:
+        """How far the iteration got, and the metric sums since the last report."""
+        if self._part is None:
+            return None
+        return {"part": dataclasses.asdict(self._part), "metrics": self.learner.metric_sums()}
+
+    def load_partial_state(self, state: Mapping[str, Any]) -> None:
+        """Restore that."""
+        self._part = _Part(**{name: int(value) for name, value in state["part"].items()})
+        self.learner.load_metric_sums(state["metrics"])
 
     def extra_state(self) -> dict[str, Any]:
-        """The replay (its rows in files of their own) and the fraction of an update still owed."""
-        owed = [self._owed.numerator, self._owed.denominator]
+        """The replay (its rows in files of their own) and the pending updates, a fraction."""
+        owed = [self._pending.numerator, self._pending.denominator]
         replay = self._store.save(self.replay)
         return {"owed": owed, "learns_from": self._learns_from, "replay": replay}
 
@@ -143,10 +197,12 @@ class OffPolicyTrainer(Trainer):
 
     def load_extra_state(self, state: Mapping[str, Any], *, empty_replay: bool) -> None:
         """Bring them back; an empty replay is filled by the policy as it is before it learns on."""
-        self._owed = Fraction(*state["owed"])
+        self._pending = Fraction(*state["owed"])
         self._learns_from = int(state["learns_from"])
         if empty_replay:
-            self._learns_from = self.global_step + self.refill_steps()
+            begins = self.global_step if self._part is None else self._part.step
+            self._learns_from = begins + self.refill_steps()
+            self._pending %= 1
         else:
             self._store.load(self.replay, state["replay"])
 
@@ -160,33 +216,3 @@ class OffPolicyTrainer(Trainer):
     def after_checkpoint(self, *, is_best: bool) -> None:
         """Delete replay files that neither the last checkpoint nor the best one names."""
         self._store.prune(is_best=is_best, best=self.run_dir / "checkpoints" / "best.pt")
-
-
-def _check_memory(transitions: int, each: int, *, quiet: bool) -> None:
-    needed = transitions * each
-    text = f"replay: {transitions:,} transitions x {each:,} bytes = {_readable(needed)}"
-    if hasattr(os, "sysconf"):
-        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if needed > present:
-            raise ConfigError(
-                f"{text}, and this machine has {_readable(present)}: lower buffer_size"
-            )
-    if not quiet:
-        sys.stderr.write(text + "\n")
-
-
-def _readable(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
-def _check_device_memory(transitions: int, each: int, device: torch.device) -> None:
-    if device.type != "cuda":
-        return
-    free, _ = torch.cuda.mem_get_info(device)
-    needed = transitions * each
-    if needed > free:
-        raise ConfigError(
-            f"replay: a copy of {transitions:,} transitions x {each:,} bytes ="
-            f" {_readable(needed)}, and the accelerator has {_readable(free)} free:"
-            " lower buffer_size, or keep it on the host with replay_device: cpu"
-        )

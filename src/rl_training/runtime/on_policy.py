@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.errors import Paused
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.trainer import Setup, Trainer, make_collector
-from rl_training.types import Progress
+from rl_training.runtime.trainer import Iteration, Setup, Trainer, make_collector
+from rl_training.types import Obs, Progress
+
+_SLOW_LEARNING = 0.3
+"""Seconds from which a learning phase can be stopped by a signal before its end."""
 
 
 class OnPolicyTrainer(Trainer):
@@ -22,6 +28,10 @@ class OnPolicyTrainer(Trainer):
         self.buffer = self.make_buffer(setup)
         self.collector = make_collector(setup, self.buffer)
         self.learner: Any = setup.algorithm
+        self._collected: int | None = None
+        """Transitions of the rollout that is being collected; None between iterations."""
+        self._before_learning: dict[str, Any] | None = None
+        self._learning_seconds: float | None = None
 
     def make_buffer(self, setup: Setup) -> RolloutBuffer:
         """Storage for one rollout."""
@@ -50,10 +60,69 @@ class OnPolicyTrainer(Trainer):
         rollout = self.config.num_envs * int(self.config.algo_kwargs.num_steps)
         return -(-total // rollout) * rollout
 
-    def iterate(self, progress: Progress) -> tuple[int, dict[str, float]]:
-        """One rollout and its learning phase."""
-        self.buffer.reset()
-        collected = self.collector.collect(self.num_steps, progress)
-        self.buffer.check_finite(progress.step)
-        metrics = self.learner.learn(self.buffer, progress)
-        return collected.steps, {**self.collector.metrics(), **metrics}
+    def iterate(self, progress: Progress) -> Iteration | None:
+        """One rollout and its learning phase; None where it paused on the way."""
+        if self._collected is None:
+            self.buffer.reset()
+            self._collected = 0
+        missing = self.num_steps - self.buffer.position
+        self._collected += self.collector.collect(missing, progress, self.pauses).steps
+        if self.buffer.position < self.num_steps:
+            return None
+        self.buffer.check_finite(progress.step, self.env.episode_lengths)
+        metrics = self._learn(progress)
+        if metrics is None:
+            return None
+        steps, self._collected = self._collected, None
+        return Iteration(steps, {**self.collector.metrics(), **metrics})
+
+    def _learn(self, progress: Progress) -> dict[str, float] | None:
+        """The learning phase; None, and nothing learnt, where a signal stopped it.
+
+        Only a slow phase can be stopped, since the state to return to is copied before it, and
+        only that of a learner whose ``learn`` takes ``stop``.
+        """
+        slow = self._learning_seconds is None or self._learning_seconds > _SLOW_LEARNING
+        stoppable = slow and "stop" in inspect.signature(self.learner.learn).parameters
+        if stoppable:
+            self._before_learning = _copied(self.learner.state_dict())
+        options = {"stop": self.stops_work} if stoppable else {}
+        started = time.monotonic()
+        try:
+            metrics: dict[str, float] = self.learner.learn(self.buffer, progress, **options)
+        except Paused:
+            self.learner.load_state_dict(self._before_learning)
+            return None
+        finally:
+            self._before_learning = None
+        self._learning_seconds = time.monotonic() - started
+        return metrics
+
+    def learner_state(self) -> dict[str, Any]:
+        """The learner's state: within a learning phase, the one from before it."""
+        return self._before_learning or super().learner_state()
+
+    def partial_state(self) -> dict[str, Any] | None:
+        """The rollout so far."""
+        if self._collected is None:
+            return None
+        return {"collected": self._collected, "rollout": self.buffer.state_dict()}
+
+    def cut_episodes(self, obs: Obs) -> None:
+        """End the episodes of the rollout so far at ``obs``, as if they had been truncated."""
+        if self._collected is not None and 0 < self.buffer.position < self.num_steps:
+            self.buffer.truncate(obs, self.collector.actor.state_dict())
+
+    def load_partial_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the rollout so far."""
+        self._collected = int(state["collected"])
+        self.buffer.load_state_dict(state["rollout"])
+
+
+def _copied(state: Any) -> Any:
+    """A copy of a learner's state that further updates do not change."""
+    if isinstance(state, torch.Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state

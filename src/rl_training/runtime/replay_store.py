@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +11,14 @@ from typing import Any
 
 import torch
 
-from rl_training.checkpointing import (
-    load_checkpoint,
-    state_digest,
-    to_storable,
-    write_durably,
-)
+from rl_training.archive import ArchiveError, read_archive
+from rl_training.checkpointing import load_checkpoint, state_digest, to_storable
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import CheckpointError
+from rl_training.runs import write_durably
 
 _SUFFIX = ".replay"
+_NAME = re.compile(r"[0-9a-f]{64}")
 _WITHOUT = "resume without the replay: --replay empty"
 
 
@@ -58,18 +57,18 @@ class ReplayStore:
         self._names = list(saved["chunks"])
 
     def _read(self, name: str) -> dict[str, Any]:
+        if not _NAME.fullmatch(str(name)):
+            raise CheckpointError(f"{name!r} is not the name of a replay file; {_WITHOUT}")
         path = self._path(name)
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = read_archive(path)
         except FileNotFoundError:
             raise CheckpointError(
                 f"this checkpoint's replay is not in {self._folder} (it is kept for 'last' and"
                 f" 'best' alone); {_WITHOUT}"
             ) from None
-        except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
-            raise CheckpointError(
-                f"{path} is damaged ({type(error).__name__}); {_WITHOUT}"
-            ) from None
+        except ArchiveError as error:
+            raise CheckpointError(f"{path} {error}; {_WITHOUT}") from None
         if state_digest(content) != name:
             raise CheckpointError(
                 f"{path} was altered or damaged: its digest does not match; {_WITHOUT}"

@@ -24,6 +24,17 @@ def global_rng_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
+def check_global_rng_state(state: Mapping[str, Any]) -> None:
+    """Raise where a state cannot be restored; the generators stay as they are."""
+    before = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()  # noqa: NPY002
+    try:
+        set_global_rng_state({key: value for key, value in state.items() if key != "cuda"})
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.set_rng_state(before[2])
+
+
 def set_global_rng_state(state: Mapping[str, Any]) -> None:
     """Bring a saved state back."""
     version, words, gauss = state["python"]

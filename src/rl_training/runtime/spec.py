@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rl_training._lazy import resolve
-from rl_training.errors import ConfigError
 from rl_training.models.encoders import EncoderConfig
+from rl_training.plugins import named_class
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -59,7 +58,11 @@ def encoder_config(config: TrainConfig[Any], *, orthogonal: bool) -> EncoderConf
     """How a run's networks see observations."""
     knobs = config.algo_kwargs
     return EncoderConfig(
-        custom=None if knobs.encoder is None else _find_encoder(knobs.encoder),
+        custom=(
+            None
+            if knobs.encoder is None
+            else named_class(knobs.encoder, torch.nn.Module, "algo_kwargs.encoder")
+        ),
         feature_size=knobs.feature_size,
         orthogonal=orthogonal,
         bfloat16=config.precision == "bfloat16",
@@ -73,12 +76,3 @@ def hidden_layers(
     if given is not None:
         return given
     return () if obs_spec.has_images else usual
-
-
-def _find_encoder(path: str) -> type[torch.nn.Module]:
-    """The user's encoder class, named as 'module:Class'."""
-    try:
-        found: type[torch.nn.Module] = resolve(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"'algo_kwargs.encoder': cannot find {path!r} ({error})") from None
-    return found

@@ -15,36 +15,45 @@ from rl_training.experiment.manager import (
     Horizon,
     Replay,
     build_algorithm,
-    config_from_state,
-    load_state,
 )
 from rl_training.experiment.registry import get_spec
+from rl_training.experiment.stored import (
+    config_from_state,
+    load_state,
+    malformed_state,
+    require_plausible_sizes,
+)
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.trainer import TrainResult
+from rl_training.trust import Trust
 from rl_training.types import ActionSpec, ObsSpec
 
 
 def policy_from_state(state: dict[str, Any], device: str | None = None) -> TrainedPolicy:
     """A policy from a checkpoint's content."""
     config = config_from_state(state)
-    obs_spec = ObsSpec.from_plain(state["obs_spec"])
-    action_spec = ActionSpec.from_plain(state["action_spec"])
-    place = pick_device(config.device if device is None else device, obs_spec)
-    algorithm = build_algorithm(config, obs_spec, action_spec, place)
-    try:
-        algorithm.load_state_dict(state["algorithm"])
-    except (RuntimeError, KeyError, ValueError) as error:
-        detail = " ".join(str(error).split())
-        raise CheckpointError(f"the checkpoint does not fit its own config: {detail}") from None
-    spec = get_spec(config.algo)
-    return spec.policy(spec, config, algorithm, obs_spec, action_spec, place)
+    with malformed_state("the policy"):
+        obs_spec = ObsSpec.from_plain(state["obs_spec"])
+        action_spec = ActionSpec.from_plain(state["action_spec"])
+        require_plausible_sizes(config, state)
+        place = pick_device(config.device if device is None else device, obs_spec)
+        algorithm = build_algorithm(config, obs_spec, action_spec, place)
+        try:
+            algorithm.load_state_dict(state["algorithm"])
+        except (RuntimeError, KeyError, ValueError) as error:
+            detail = " ".join(str(error).split())
+            raise CheckpointError(f"the checkpoint does not fit its own config: {detail}") from None
+        spec = get_spec(config.algo)
+        return spec.policy(spec, config, algorithm, obs_spec, action_spec, place)
 
 
-def load_policy(checkpoint: str | Path, device: str | None = None) -> TrainedPolicy:
+def load_policy(
+    checkpoint: str | Path, device: str | None = None, *, trust: Trust = False
+) -> TrainedPolicy:
     """A policy from a checkpoint or run folder; no environment is made."""
-    return policy_from_state(load_state(find_checkpoint(Path(checkpoint))), device)
+    return policy_from_state(load_state(find_checkpoint(Path(checkpoint)), trust=trust), device)
 
 
 def evaluate_checkpoint(
@@ -55,9 +64,13 @@ def evaluate_checkpoint(
     seed: int | None = None,
     device: str | None = None,
     env_fn: EnvFn | None = None,
+    trust: Trust = False,
 ) -> EvalResult:
-    """Evaluate a checkpoint (or a run folder's last one) on fresh environments."""
-    state = load_state(find_checkpoint(Path(checkpoint)))
+    """Evaluate a checkpoint (or a run folder's last one) on fresh environments.
+
+    ``trust`` says which modules it may name (True: any), where it was not written here by you.
+    """
+    state = load_state(find_checkpoint(Path(checkpoint)), trust=trust)
     if state["custom_env"] and env_fn is None:
         raise CheckpointError(
             f"{checkpoint} was trained on an environment given as env_fn; evaluate it from"
@@ -77,8 +90,9 @@ def resume_training(
     replay: Replay = "saved",
     callbacks: Sequence[Callback] = (),
     env_fn: EnvFn | None = None,
+    trust: Trust = False,
 ) -> TrainResult:
-    """Go on with a run where its checkpoint stands; see `ExperimentManager.resume`."""
+    """Continue a run from its checkpoint; see `ExperimentManager.resume`."""
     trainer = ExperimentManager.resume(
         checkpoint,
         total_timesteps=total_timesteps,
@@ -88,5 +102,6 @@ def resume_training(
         replay=replay,
         callbacks=callbacks,
         env_fn=env_fn,
+        trust=trust,
     )
     return trainer.train()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError
+from rl_training.terminal import say, show_result
 
 if TYPE_CHECKING:
     from rl_training.tools.doctor_advice import Advice, Result
@@ -45,18 +46,17 @@ def main(args: list[str]) -> int:
     from rl_training.tools import doctor_system
 
     system = doctor_system.examine()
-    sys.stdout.write(doctor_system.as_text(system))
-    sys.stdout.flush()
+    show_result(doctor_system.as_text(system))
     found: dict[str, Any] = dataclasses.asdict(system)
     if config is not None:
         from rl_training.tools.doctor_advice import advise
 
-        _say(f"measuring {options.config} for about {options.seconds:g} s")
-        advice = advise(config, system, options.seconds, lambda line: _say(f"  {line}"))
-        sys.stdout.write(_as_text(advice, str(options.config), config.checkpoint_interval))
+        say(f"measuring {options.config} for about {options.seconds:g} s")
+        advice = advise(config, system, options.seconds, lambda line: say(f"  {line}"))
+        show_result(_as_text(advice, str(options.config), config.checkpoint_interval))
         found["measured"] = _as_plain(advice)
     if options.json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        show_result(json.dumps(found) + "\n")
     return 0
 
 
@@ -119,7 +119,7 @@ def _recommendation(advice: Advice, name: str) -> list[str]:
             why = f" ({best.trial.changes})" if best.trial.changes else ""
             lines += [
                 f"faster, {advice.ratio(best):.2f}x, {problem}{why}:",
-                f"  rl-training train {name} {best.trial.flags}",
+                f"  rl-training train {shlex.quote(name)} {best.trial.flags}",
             ]
     return lines or ["nothing that was tried is clearly faster: keep the config as it is"]
 
@@ -145,8 +145,3 @@ def _as_plain(advice: Advice) -> dict[str, Any]:
             for result in advice.tried
         ],
     }
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

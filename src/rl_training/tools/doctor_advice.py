@@ -188,7 +188,8 @@ def _run(command: list[str], limit: float) -> tuple[str, str, int | None]:
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
+        errors="replace",  # an environment may print anything
         start_new_session=group,
     )
     try:

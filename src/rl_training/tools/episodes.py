@@ -16,10 +16,11 @@ import numpy as np
 from rl_training.checkpointing import find_checkpoint
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import make_eval_env
-from rl_training.experiment.manager import load_state
+from rl_training.experiment.stored import load_state
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.seeding import stream_seed
 from rl_training.tree import tree_map
+from rl_training.trust import Trust
 from rl_training.types import ACTION_MASK, Array, Progress
 
 if TYPE_CHECKING:
@@ -102,9 +103,11 @@ class RandomPlayer:
         return self._space.sample()
 
 
-def load_player(checkpoint: Path, device: str | None) -> tuple[TrainedPolicy, int | None]:
+def load_player(
+    checkpoint: Path, device: str | None, trust: Trust = False
+) -> tuple[TrainedPolicy, int | None]:
     """The policy of a checkpoint, and the step it was saved at (None: a policy alone)."""
-    state = load_state(find_checkpoint(checkpoint))
+    state = load_state(find_checkpoint(checkpoint), trust=trust)
     if state["custom_env"]:
         raise CheckpointError(
             f"{checkpoint} was trained on an environment given as env_fn, which the command line"

@@ -12,6 +12,8 @@ import tyro
 
 from rl_training.errors import ConfigError, UserError
 from rl_training.seeding import stream_seed
+from rl_training.terminal import say, show
+from rl_training.trust import trust_from_flag
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -42,6 +44,8 @@ class PlayArgs:
     """Steps after which an episode is left; unset: never."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Where the network runs; unset: as in training."""
+    trust_modules: tuple[str, ...] | None = None
+    """Modules that the checkpoint may name and that are then imported; no name: any."""
 
 
 def main(args: list[str]) -> int:
@@ -67,7 +71,7 @@ def main(args: list[str]) -> int:
         else:
             _watch(options)
     except KeyboardInterrupt:
-        sys.stderr.write("stopped\n")
+        say("stopped")
     return 0
 
 
@@ -76,7 +80,9 @@ def _watch(options: PlayArgs) -> None:
 
     player: episodes.Player
     if options.checkpoint is not None:
-        policy, _ = episodes.load_player(options.checkpoint, options.device)
+        policy, _ = episodes.load_player(
+            options.checkpoint, options.device, trust_from_flag(options.trust_modules)
+        )
         given = policy.config.seed if options.seed is None else options.seed
         seed = stream_seed(given, "evaluation")
         env: Any = episodes.evaluation_envs(policy.config, 1, "human")[0]
@@ -93,7 +99,7 @@ def _watch(options: PlayArgs) -> None:
             env, player, options.num_episodes, max_steps=options.max_steps
         ):
             if moment.last:
-                sys.stdout.write(moment.result())
+                show(moment.result())
             if _window_closed():
                 break
 
@@ -115,7 +121,7 @@ def _by_hand(options: PlayArgs) -> None:
         shown = (
             f"{'+'.join(_key(k) for k in combination)}: {a}" for combination, a in keys.items()
         )
-        sys.stderr.write(f"keys (Escape ends): {', '.join(shown)}\n")
+        say(f"keys (Escape ends): {', '.join(shown)}")
         count = _Count(options)
 
         def after_step(*step: Any) -> None:
@@ -138,9 +144,7 @@ class _Count:
         self._return += reward
         if not over and self._step != self._options.max_steps:
             return False
-        sys.stdout.write(
-            f"episode {self._episode}: return {self._return:.2f} in {self._step} steps\n"
-        )
+        show(f"episode {self._episode}: return {self._return:.2f} in {self._step} steps\n")
         self._episode, self._step, self._return = self._episode + 1, 0, 0.0
         return self._episode > self._options.num_episodes
 

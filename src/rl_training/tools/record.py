@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 from rl_training.seeding import stream_seed
+from rl_training.terminal import one_line, say, show
 from rl_training.tools.video import captioned, check_output, open_video
+from rl_training.trust import trust_from_flag
+from rl_training.untrusted_files import require_no_links
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -39,6 +41,8 @@ class RecordArgs:
     """Steps after which an episode is left; unset: never."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Where the network runs; unset: as in training."""
+    trust_modules: tuple[str, ...] | None = None
+    """Modules that the checkpoint may name and that are then imported; no name: any."""
 
 
 def main(args: list[str]) -> int:
@@ -51,7 +55,9 @@ def main(args: list[str]) -> int:
 
     episodes.check_counts(options.num_episodes, options.max_steps, options.fps)
     episodes.prefer_offscreen()
-    policy, step = episodes.load_player(options.checkpoint, options.device)
+    policy, step = episodes.load_player(
+        options.checkpoint, options.device, trust_from_flag(options.trust_modules)
+    )
     seed_given = policy.config.seed if options.seed is None else options.seed
     seed = stream_seed(seed_given, "evaluation")
     player = episodes.PolicyPlayer(policy, deterministic=options.deterministic, seed=seed)
@@ -72,23 +78,27 @@ def main(args: list[str]) -> int:
                 add(captioned(episodes.picture_of(env), moment.caption()))
                 frames += 1
                 if moment.last:
-                    sys.stdout.write(moment.result())
+                    show(moment.result())
                 elif time.monotonic() - said > _SECONDS_BETWEEN_LINES:
                     said = time.monotonic()
-                    sys.stderr.write(moment.caption() + "\n")
+                    say(moment.caption())
             finished += quota
-    sys.stdout.write(f"{output}: {frames} frames, {frames / fps:.1f} s at {fps:g} a second\n")
+    name = one_line(str(output))
+    show(f"{name}: {frames} frames, {frames / fps:.1f} s at {fps:g} a second\n")
     return 0
 
 
 def _default_output(options: RecordArgs, step: int | None) -> Path:
+    """A file in the run folder; raises where a link in that folder leads out of it."""
     from rl_training.checkpointing import find_checkpoint
 
     path = find_checkpoint(options.checkpoint)
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     name = path.stem if step is None else f"step_{step:012d}"
     episode = "" if options.seed is None else f"-seed{options.seed}"
-    return run / "videos" / f"{name}{episode}.mp4"
+    output = run / "videos" / f"{name}{episode}.mp4"
+    require_no_links(output, run)
+    return output
 
 
 def _close(env: Any) -> None:

@@ -7,7 +7,6 @@ import datetime as dt
 import importlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from rl_training.errors import UserError
+from rl_training.terminal import one_line, say, show_result
+from rl_training.untrusted_files import require_no_links
 
 if TYPE_CHECKING:
     from rl_training.tools.report_model import Report
@@ -61,13 +62,13 @@ def main(args: list[str]) -> int:
     written = write_report(options.runs, options.output, metric=options.metric)
     report = written.report
     for remark in report.remarks:
-        sys.stderr.write(f"note: {remark}\n")
-    sys.stdout.write(
+        say(f"note: {one_line(remark)}")
+    show_result(
         f"{len(report.runs)} runs in {len(report.results)} groups,"
-        f" {len(report.damaged)} damaged\npage: {written.page}\n"
+        f" {len(report.damaged)} damaged\npage: {one_line(str(written.page))}\n"
     )
     if options.json:
-        sys.stdout.write(json.dumps(_as_json(written)) + "\n")
+        show_result(json.dumps(_as_json(written)) + "\n")
     return 0
 
 
@@ -78,7 +79,10 @@ def write_report(
     metric: str | None = None,
     created: dt.datetime | None = None,
 ) -> WrittenReport:
-    """Read the run folders at or below ``runs``; write ``report.html`` and PNGs in ``output``."""
+    """Read the run folders at or below ``runs``; write ``report.html`` and PNGs in ``output``.
+
+    Nothing is written through symbolic links inside a run folder, nor to a file that is one.
+    """
     _require_extra()
     from rl_training.tools.report_data import find_run_folders, read_runs
     from rl_training.tools.report_figures import environment_png
@@ -86,22 +90,38 @@ def write_report(
     from rl_training.tools.report_page import page
 
     folders = find_run_folders([Path(path) for path in runs])
+    output = Path(output)
+    for root in [*map(Path, runs), *folders]:
+        require_no_links(output, root)
     metrics = wanted_metrics(metric)
     report = build_report(*read_runs(folders, metrics), metrics, created or dt.datetime.now(dt.UTC))
     pictures = {
         f"{name}.png": environment_png(report.panels[env_id])
         for env_id, name in _file_names(report.panels).items()
     }
-    output = Path(output)
+    files = {"report.html": page(report).encode("utf-8"), **pictures}
     try:
         output.mkdir(parents=True, exist_ok=True)
-        (output / "report.html").write_text(page(report), encoding="utf-8")
-        for name, picture in pictures.items():
-            (output / name).write_bytes(picture)
+        for name, content in files.items():
+            _write(output / name, content)
     except OSError as error:
         raise UserError(f"cannot write the report to {output}: {error.strerror}") from None
     figures = tuple(output / name for name in pictures)
     return WrittenReport(output / "report.html", figures, report)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Put a new file in the place of ``path``, whatever was there; a link is refused."""
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a symbolic link, and a report is not written through links: remove it,"
+            " or choose another --output"
+        )
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("xb") as file:  # never through a link
+        file.write(content)
+    temporary.replace(path)
 
 
 def _require_extra() -> None:

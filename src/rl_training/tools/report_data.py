@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, UserError
-from rl_training.tools.report_log import DamagedError, Series, read_log
+from rl_training.tools.report_limits import (
+    MAX_STEP,
+    DamagedError,
+    plain_mapping,
+    read_mapping,
+    require_counts,
+    require_names,
+    require_types,
+)
+from rl_training.tools.report_log import Series, read_log
 from rl_training.yaml_io import load_yaml_file
 
 _FILES = ("config.yaml", "metadata.json", "metrics.jsonl", "summary.json")
@@ -107,13 +115,15 @@ def read_runs(
             runs.append(read_run(folder, metrics))
         except DamagedError as error:
             damaged.append(DamagedRun(folder, str(error)))
+        except Exception as error:  # noqa: BLE001 - a folder nobody thought of must not end a report
+            damaged.append(DamagedRun(folder, f"cannot be read: {type(error).__name__}"))
     return runs, damaged
 
 
 def read_run(folder: Path, metrics: Sequence[str]) -> Run:
     """Read one folder, keeping the named metrics."""
     config = _read_config(folder / "config.yaml")
-    metadata = _read_mapping(folder / "metadata.json")
+    metadata = _read_metadata(folder / "metadata.json")
     log = read_log(folder / "metrics.jsonl", metrics)
     summary = _read_summary(folder / "summary.json")
     status, reason = summary.get("status", "no end recorded"), str(summary.get("reason", ""))
@@ -147,25 +157,31 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DamagedError(str(error).replace(str(path), "config.yaml")) from None
     if not isinstance(content, dict):
         raise DamagedError("config.yaml does not hold settings")
-    flat = dict(_flatten(content))
-    _require(path, flat, algo=str, env_id=str, seed=int, total_timesteps=int)
+    flat = dict(_flatten(plain_mapping(content, path.name)))
+    require_names(path.name, flat, "algo", "env_id")
+    require_counts(path.name, flat, seed=10**100, total_timesteps=MAX_STEP)
     flat.pop("format", None)
     return flat
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    """What describes a run and its resumes."""
+    content = read_mapping(path)
+    require_types(path.name, content, created=str, command=list, resumes=list)
+    require_types(path.name, content, hardware=dict, versions=dict)
+    if content.get("env_fn") is not None:
+        require_names(path.name, content, "env_fn")
+    return content
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
     """What a trainer writes when a run ends; empty before."""
     if not path.exists():
         return {}
-    content = _read_mapping(path)
-    _require(path, content, status=str, global_step=int, total_timesteps=int)
+    content = read_mapping(path)
+    require_names(path.name, content, "status")
+    require_counts(path.name, content, global_step=MAX_STEP, total_timesteps=MAX_STEP)
     return content
-
-
-def _require(path: Path, content: Mapping[str, Any], **kinds: type) -> None:
-    for key, kind in kinds.items():
-        if not isinstance(content.get(key), kind):
-            raise DamagedError(f"{path.name} has no usable {key!r}")
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -174,15 +190,3 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DamagedError(f"{path.name} is missing") from None
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"{path.name} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise DamagedError(f"{path.name} does not hold a mapping")
-    return content

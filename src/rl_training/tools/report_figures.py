@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rl_training.terminal import one_line
 from rl_training.tools.report_format import compact, tick, time_unit
 from rl_training.tools.report_stats import Axis, Curve, thin
 
@@ -15,6 +16,8 @@ COLOURS = 6
 """Colours of the palette; after these, lines take another dash."""
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 _SET_ASIDE_DASH = (0, (2, 2))
+_LONGEST_TEXT = 120
+"""Characters of a title or a label in a picture."""
 _FEW = 12
 """Lines of so few logged points show each one."""
 
@@ -167,8 +170,8 @@ def _plain(curve: Curve, scale: float) -> tuple[Any, Any]:
 
 
 def _literal(text: str) -> str:
-    """Without the signs that matplotlib reads as mathematics."""
-    return text.replace("$", r"\$")
+    """Short, and without control characters and the signs that matplotlib reads as mathematics."""
+    return one_line(text)[:_LONGEST_TEXT].replace("$", r"\$")
 
 
 def _for_the_page(svg: str, prefix: str, label: str) -> str:

@@ -7,6 +7,8 @@ import math
 from html import escape
 from typing import Any
 
+from rl_training.terminal import printable
+
 NONE = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 
@@ -25,11 +27,13 @@ def tick(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A score: about four digits, never in powers of ten unless it is tiny."""
+    """A score: about four digits, never in powers of ten unless it is tiny or huge."""
     if value is None or not math.isfinite(value):
         return NONE
     size = abs(value)
-    if size >= 1000:
+    if size >= 1e15:
+        text = f"{value:.4g}"
+    elif size >= 1000:
         text = f"{value:,.0f}"
     elif size >= 100:
         text = f"{value:.1f}"
@@ -68,5 +72,13 @@ def setting(value: Any) -> str:
 
 
 def html(value: Any) -> str:
-    """Text that is safe in a page, in an attribute too."""
-    return escape(str(value), quote=True)
+    """Text that is safe in a page, in an attribute too; control characters are escaped."""
+    return escape(printable(_decoded(str(value))), quote=True)
+
+
+def _decoded(text: str) -> str:
+    """Show names of files as UTF-8 where Python's file system encoding could not decode them."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return text

@@ -18,6 +18,7 @@ _TASK = ("env_kwargs", "wrappers", "preprocessing", "atari")
 """Settings that make another task of the same environment."""
 _LABEL_KEYS = 3
 _LABEL_LENGTH = 40
+_LONGEST_LABEL = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _labels(siblings: Sequence[list[Run]], on_env: Sequence[Mapping[str, Any]]) 
     for each in settings:
         told = [key for key in of_all if _changes_task(key, each)] + ordered[:_LABEL_KEYS]
         words = [f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in told]
-        labels.append(", ".join([siblings[0][0].algo, *words]))
+        labels.append(_cut(", ".join([siblings[0][0].algo, *words]), _LONGEST_LABEL))
     if len(set(labels)) == len(labels):
         return labels
     return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
@@ -117,9 +118,9 @@ def _brief(value: Any) -> str:
     """A setting in a label: wrappers by their classes, and nothing longer than a few words."""
     text = str(value)
     if isinstance(value, list) and all(isinstance(each, dict) and "path" in each for each in value):
-        text = " + ".join(each["path"].rpartition(":")[2] for each in value) or "none"
-    return (
-        text
-        if len(text) <= _LABEL_LENGTH
-        else f"{text[: _LABEL_LENGTH - 1]}\N{HORIZONTAL ELLIPSIS}"
-    )
+        text = " + ".join(str(each["path"]).rpartition(":")[2] for each in value) or "none"
+    return _cut(text, _LABEL_LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import math
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,12 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_training.logging import FORMAT
+from rl_training.tools.report_limits import MAX_NAME, MAX_NUMBER, MAX_STEP, DamagedError
+from rl_training.untrusted_files import open_regular
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-
-class DamagedError(Exception):
-    """A run folder whose files cannot be used; the message is the reason."""
+_MAX_BYTES = 1 << 30
+_MAX_LINE = 1 << 20
+_MAX_ROWS = 5_000_000
+_MAX_METRICS = 10_000
+_MAX_SECONDS = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,63 +51,119 @@ class Log:
 
 def read_log(path: Path, metrics: Sequence[str]) -> Log:
     """Read a log, keeping the named metrics."""
-    names: set[str] = set()
-    points: dict[str, list[tuple[float, float]]] = {name: [] for name in metrics}
-    clock: list[tuple[float, float]] = [(0.0, 0.0)]
-    earlier, last_step, left_out = 0.0, 0, 0
-    rows, notes = _parse_rows(path)
-    for row in rows:
-        step, names_here = row.pop("step"), row.keys()
-        names |= names_here
-        last_step = max(last_step, int(step))
-        if "time/elapsed" in row:
-            # Logs of older runs hold a clock from zero for every resume.
-            if earlier + row["time/elapsed"] < clock[-1][1]:
-                earlier = clock[-1][1]
-            clock.append((step, earlier + row["time/elapsed"]))
-        for name in names_here & points.keys():
-            if np.isfinite(row[name]):
-                points[name].append((step, row[name]))
-            else:
-                left_out += 1
-    if left_out:
-        notes += (f"{left_out} values that are not finite were left out",)
-    clock_steps, clock_seconds = np.array(clock, np.float64).T
-    series = {}
-    for name, pairs in points.items():
-        steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
-        series[name] = Series(steps, np.interp(steps, clock_steps, clock_seconds), values)
-    return Log(series, frozenset(names), last_step, float(clock_seconds[-1]), notes)
-
-
-def _parse_rows(path: Path) -> tuple[list[dict[str, float]], tuple[str, ...]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise DamagedError(f"{path.name} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{path.name} cannot be read: {error}") from None
-    rows: list[dict[str, float]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    log = _LogReader(metrics)
+    notes: tuple[str, ...] = ()
+    for number, line in _lines(path):
         try:
             row = json.loads(line)
             if number == 1 and "format" in row:
                 _check_format(path, row["format"])
-                continue
-            rows.append({str(key): float(value) for key, value in row.items()} | _step_of(row))
-        except (ValueError, TypeError, AttributeError, KeyError):
-            if number == len(lines):  # no newline yet: it was being written
-                return rows, ("the last line of metrics.jsonl is incomplete and was left out",)
+            else:
+                log.add(*_checked(row))
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError):
+            if not line.endswith("\n"):  # it was being written
+                notes = ("the last line of metrics.jsonl is incomplete and was left out",)
+                break
             raise DamagedError(f"{path.name}, line {number}, is not a row of metrics") from None
-    return rows, ()
+        except _OutOfOrderError:
+            raise DamagedError(
+                f"{path.name}, line {number}: the step is smaller than before"
+            ) from None
+    return log.result(notes)
 
 
-def _step_of(row: Mapping[str, Any]) -> dict[str, float]:
-    return {"step": int(row["step"])}
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers; a log is never held in memory whole."""
+    try:
+        with open_regular(path, _MAX_BYTES) as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), start=1):
+                if len(line) > _MAX_LINE or number > _MAX_ROWS:
+                    raise DamagedError(
+                        f"{path.name}, line {number}: more than {_MAX_LINE:,} bytes in a line, or"
+                        f" more than {_MAX_ROWS:,} lines"
+                    )
+                if line.strip():
+                    yield number, line.decode("utf-8")
+    except FileNotFoundError:
+        raise DamagedError(f"{path.name} is missing") from None
+    except OSError as error:
+        raise DamagedError(f"{path.name} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{path.name} cannot be read: {error}") from None
 
 
 def _check_format(path: Path, found: Any) -> None:
     if found != FORMAT:
-        raise DamagedError(f"{path.name} has format {found!r}; {FORMAT} is read here")
+        shown = found if isinstance(found, int) else f"of type {type(found).__name__}"
+        raise DamagedError(f"{path.name} has format {shown}; {FORMAT} is read here")
+
+
+def _checked(row: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    """Return the step and the metrics of a row; raise an error of any kind if it is none."""
+    values = {key: _number(value) for key, value in row.items()}
+    step = values.pop("step")
+    if not 0 <= step <= MAX_STEP or step != int(step) or max(map(len, row)) > MAX_NAME:
+        raise ValueError
+    return int(step), values
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)
+
+
+class _OutOfOrderError(Exception):
+    pass
+
+
+class _LogReader:
+    """Collects rows."""
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        self._names: set[str] = set()
+        self._points = {name: (array("d"), array("d")) for name in metrics}
+        self._clock_steps, self._clock_seconds = array("d", [0.0]), array("d", [0.0])
+        self._earlier = 0.0
+        self._last_step = 0
+        self._left_out = 0
+
+    def add(self, step: int, row: dict[str, float]) -> None:
+        if step < self._last_step:
+            raise _OutOfOrderError
+        self._last_step = step
+        self._names |= row.keys()
+        if len(self._names) > _MAX_METRICS:
+            raise ValueError
+        if "time/elapsed" in row:
+            self._add_time(step, row["time/elapsed"])
+        for name in row.keys() & self._points.keys():
+            if math.isfinite(row[name]) and abs(row[name]) <= MAX_NUMBER:
+                steps, values = self._points[name]
+                steps.append(step)
+                values.append(row[name])
+            else:
+                self._left_out += 1
+
+    def _add_time(self, step: int, elapsed: float) -> None:
+        if not 0 <= elapsed <= _MAX_SECONDS:
+            self._left_out += 1
+            return
+        # Logs of older runs hold a clock from zero for every resume.
+        if self._earlier + elapsed < self._clock_seconds[-1]:
+            self._earlier = self._clock_seconds[-1]
+        self._clock_steps.append(step)
+        self._clock_seconds.append(self._earlier + elapsed)
+
+    def result(self, notes: tuple[str, ...]) -> Log:
+        if self._left_out:
+            what = f"not finite, or beyond {MAX_NUMBER:g}"
+            notes += (f"{self._left_out} values that are {what} were left out",)
+        clock_steps, clock_seconds = np.array(self._clock_steps), np.array(self._clock_seconds)
+        series = {}
+        for name, (steps_logged, values) in self._points.items():
+            steps = np.array(steps_logged)
+            seconds = np.interp(steps, clock_steps, clock_seconds)
+            series[name] = Series(steps, seconds, np.array(values))
+        names = frozenset(self._names)
+        return Log(series, names, self._last_step, float(clock_seconds[-1]), notes)

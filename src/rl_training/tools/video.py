@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
+import secrets
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,7 +57,7 @@ def captioned(picture: Array, text: str) -> Array:
 @contextlib.contextmanager
 def open_video(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
     """A function that adds a frame; the file is there once the context ends without an error."""
-    temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(8)}.tmp{path.suffix}")
     encoder = _Encoder(temporary, fps)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from rl_training.errors import UserError, did_you_mean
+from rl_training.errors import ConfigError, UserError, did_you_mean
 from rl_training.flags import parse_flags
-from rl_training.tools.zoo_jobs import Job, plan
-from rl_training.tools.zoo_manifest import Entry, benchmark_names, load_benchmark
+from rl_training.terminal import one_line, printable, say, show, show_result
+from rl_training.tools.zoo_jobs import Job, check_outputs, plan
+from rl_training.tools.zoo_manifest import Benchmark, Entry, benchmark_names, load_benchmark
 from rl_training.tools.zoo_results import (
     Results,
     gather,
@@ -21,6 +24,7 @@ from rl_training.tools.zoo_results import (
     write_results,
 )
 from rl_training.tools.zoo_run import Outcome, run_jobs
+from rl_training.trust import require_trust, trust_from_flag
 
 _HELP = """\
 rl-training zoo: benchmarks of many presets and seeds.
@@ -54,6 +58,8 @@ class RunArgs:
     """Presets to run; unset: all."""
     output_dir: Path = Path("runs/zoo")
     """Folder that holds a folder per benchmark."""
+    trust_modules: tuple[str, ...] | None = None
+    """Modules that its presets may name and that are then imported; no name: any."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +87,7 @@ class ListArgs:
 def main(args: list[str]) -> int:
     """``rl-training zoo``."""
     if not args or args[0] in ("-h", "--help"):
-        sys.stdout.write(_HELP.format(names=", ".join(benchmark_names())))
+        show_result(_HELP.format(names=", ".join(benchmark_names())))
         return 0
     commands = {"list": _list, "run": _run, "report": _report}
     if args[0] not in commands:
@@ -95,17 +101,31 @@ def _list(args: list[str]) -> int:
     for name in names:
         benchmark = load_benchmark(name)
         rows = [["preset", "steps", "seeds", "expected", "measured", "source of what is expected"]]
-        kept = kept_results(benchmark)
+        kept = _kept(benchmark)
         rows += [_listed(entry, kept) for entry in benchmark.entries]
-        sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_table(rows)}\n\n")
+        show_result(f"{_heading(benchmark)}\n{_table(rows)}\n\n")
     return 0
+
+
+def _kept(benchmark: Benchmark) -> Results | None:
+    try:
+        return kept_results(benchmark)
+    except RecursionError:
+        folder = benchmark.path.parent
+        raise ConfigError(f"the results in {folder} are nested too deeply: remove them") from None
+
+
+def _heading(benchmark: Benchmark) -> str:
+    return f"{one_line(benchmark.name)}: {benchmark.title.strip()}"
 
 
 def _listed(entry: Entry, kept: Results | None) -> list[str]:
     measured = kept.of(entry.preset) if kept else None
     figures = [entry.expected, measured.mean if measured else None]
     seeds = str(len(entry.seeds))
-    return [entry.preset, f"{entry.steps:,}", seeds, *map(_number, figures), entry.source]
+    if measured and not measured.is_whole:
+        seeds = f"{len(measured.runs)} of {seeds}"
+    return [entry.preset, f"{entry.steps:,}", seeds, *map(_number, figures), entry.source.strip()]
 
 
 def _run(args: list[str]) -> int:
@@ -116,6 +136,11 @@ def _run(args: list[str]) -> int:
     if not options.scale > 0:
         raise UserError(f"--scale must be above 0; got {options.scale}")
     benchmark = load_benchmark(options.benchmark)
+    for entry in benchmark.entries:
+        settings = benchmark.config(entry).to_dict()
+        require_trust(
+            settings, trust_from_flag(options.trust_modules), benchmark.preset_file(entry)
+        )
     jobs = plan(
         benchmark,
         options.output_dir,
@@ -123,21 +148,21 @@ def _run(args: list[str]) -> int:
         scale=options.scale,
         only=options.only,
     )
-    view = _View(len(jobs))
-    ended, stopped = run_jobs(jobs, options.processes, view)
-    view.close()
+    check_outputs(jobs, options.output_dir)
+    with contextlib.closing(_View(len(jobs))) as view:
+        ended, stopped = run_jobs(jobs, options.processes, view, options.trust_modules)
     failed = [outcome for outcome in ended if outcome.error is not None]
     done = [outcome for outcome in ended if outcome.standing.status == "finished"]
     results = gather(benchmark, jobs, options.scale)
-    sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_comparison(results)}")
+    show(f"{_heading(benchmark)}\n{_comparison(results)}")
     for outcome in failed:
-        sys.stderr.write(f"failed: {outcome.job.name}: {outcome.error}\n")
+        say(f"failed: {outcome.job.name}: {outcome.error}")
     missing = len(jobs) - len(done)
     if missing:
         again = "the same command goes on with what is missing"
-        sys.stderr.write(f"{len(done)} of {len(jobs)} runs are finished; {again}\n")
+        say(f"{len(done)} of {len(jobs)} runs are finished; {again}")
     folder = jobs[0].folder.parent.parent
-    sys.stdout.write(f"page:  rl-training report {folder}\n")
+    show(f"page:  rl-training report {shlex.quote(str(folder))}\n")
     return 1 if failed and not stopped else 0
 
 
@@ -149,9 +174,9 @@ def _report(args: list[str]) -> int:
     if not any(row.runs for row in results.presets):
         raise UserError(
             f"no finished run of {benchmark.name} under {jobs[0].folder.parent.parent}; start with:"
-            f" rl-training zoo run {options.benchmark}"
+            f" rl-training zoo run {shlex.quote(options.benchmark)}"
         )
-    sys.stdout.write(f"{benchmark.name}: {benchmark.title}\n{_comparison(results)}")
+    show_result(f"{_heading(benchmark)}\n{_comparison(results)}")
     if options.json is not None:
         write_results(options.json, results)
     return 0
@@ -201,7 +226,7 @@ class _View:
         self._told: set[Job] = set()
         self._next_line = 0.0
         self._live: Any = None
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -215,16 +240,18 @@ class _View:
                 self._say(f"[{len(self._told)}/{self._total}] {_ending(outcome)}")
         lines = [_running_line(*one) for one in running]
         if self._live is not None:
-            self._live.update("\n".join(lines), refresh=True)
+            from rich.text import Text
+
+            self._live.update(Text(printable("\n".join(lines))), refresh=True)
         elif lines and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_SECONDS
-            sys.stderr.write("".join(f"  {line}\n" for line in lines))
+            say("\n".join(f"  {line}" for line in lines))
 
     def _say(self, line: str) -> None:
         if self._live is not None:
-            self._live.console.print(line, highlight=False, markup=False)
+            self._live.console.print(printable(line), highlight=False, markup=False)
         else:
-            sys.stderr.write(f"{line}\n")
+            say(line)
 
     def close(self) -> None:
         if self._live is not None:

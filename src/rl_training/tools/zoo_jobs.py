@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rl_training.config import config_from_file
 from rl_training.errors import ConfigError, UserError
-from rl_training.runs import read_json
 from rl_training.tools.zoo_manifest import Benchmark, Entry
+from rl_training.untrusted_files import open_regular, read_regular, require_no_links
 
 Status = Literal["missing", "unfinished", "finished"]
 SHOWN = ("output_dir", "progress", "torch_threads")
 """How a run is shown and where it lies: that does not change what it is."""
+LOG = "log.txt"
+"""In a job's folder: what its run printed."""
 _TAIL = 8192
 """Bytes read from the end of a metric log: a few rows."""
+_MAX_LOG = 1 << 40
+_MAX_JSON = 8 << 20
+_MAX_STEP = 10**15
+_FIGURES = (
+    "eval/return_mean",
+    "rollout/return_mean",
+    "eval/episodes",
+    "eval/return_std",
+    "time/elapsed",
+)
+"""Metrics of a summary that results are made of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +91,22 @@ def plan(
     ]
 
 
+def check_outputs(jobs: Sequence[Job], output_dir: Path) -> None:
+    """Refuse to write to places outside ``output_dir`` that symbolic links in it point to."""
+    for job in jobs:
+        require_no_links(job.folder / LOG, output_dir)
+        if (job.folder / LOG).exists() and not (job.folder / LOG).is_file():
+            raise UserError(f"{job.folder / LOG} is not a regular file: move it away")
+        for run_dir in job.folder.glob("*/"):
+            require_no_links(run_dir, output_dir)
+
+
 def standing(job: Job) -> Standing:
-    """Read off the disk how far a job got; runs without a checkpoint never began."""
+    """Read off the disk how far a job got; runs without a checkpoint never began.
+
+    Raises:
+        UserError: A file of a run holds what no run writes, or was run with other settings.
+    """
     found = [_run_standing(path.parent) for path in sorted(job.folder.glob("*/metadata.json"))]
     by_status = {one.status: one for one in found}
     best = by_status.get("finished") or by_status.get("unfinished") or Standing("missing")
@@ -87,7 +116,8 @@ def standing(job: Job) -> Standing:
 
 
 def _run_standing(run_dir: Path) -> Standing:
-    summary = read_json(run_dir / "summary.json")
+    summary = _read_summary(run_dir)
+    _check_metadata(run_dir)
     if summary.get("status") == "finished":
         final = final_return(summary.get("metrics", {}))
         return Standing("finished", run_dir, int(summary["global_step"]), final)
@@ -95,6 +125,66 @@ def _run_standing(run_dir: Path) -> Standing:
         return Standing("missing")
     step, latest = latest_row(run_dir)
     return Standing("unfinished", run_dir, step, latest)
+
+
+def _read_summary(run_dir: Path) -> dict[str, Any]:
+    """A run's summary.json, checked; empty where there is none, or a torn one."""
+    path = run_dir / "summary.json"
+    summary = _read_json(path)
+    if summary.get("status") != "finished":
+        return summary
+    _require(path, "global_step", _is_count(summary.get("global_step")))
+    metrics = summary.get("metrics", {})
+    _require(path, "metrics", isinstance(metrics, dict))
+    for name in _FIGURES:
+        _require(path, name, metrics.get(name) is None or _is_finite(metrics[name]))
+    return summary
+
+
+def _check_metadata(run_dir: Path) -> None:
+    path = run_dir / "metadata.json"
+    about = _read_json(path)
+    hardware = about.get("hardware", {})
+    _require(path, "hardware", isinstance(hardware, dict))
+    _require(path, "versions", isinstance(about.get("versions", {}), dict))
+    for name in ("git_commit", "device"):
+        _require(path, name, isinstance(about.get(name), (str, type(None))))
+    cores = hardware.get("cpu_count")
+    _require(path, "hardware.cpu_count", cores is None or _is_count(cores))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON file's mapping; empty where it is missing, or is none because it is torn."""
+    try:
+        content = json.loads(read_regular(path, _MAX_JSON).decode("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    except (OSError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is nested too deeply"
+        raise _unusable(path, f"cannot be read: {reason}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _require(path: Path, name: str, usable: bool) -> None:
+    if not usable:
+        raise _unusable(path, f"has no usable {name!r}")
+
+
+def _unusable(path: Path, problem: str) -> UserError:
+    return UserError(f"{path} {problem}: move its run folder away, or choose another --output-dir")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_STEP
+
+
+def _is_finite(value: Any) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def final_return(metrics: Mapping[str, float]) -> float | None:
@@ -105,22 +195,25 @@ def final_return(metrics: Mapping[str, float]) -> float | None:
 def latest_row(run_dir: Path) -> tuple[int, float | None]:
     """The last step in a run's metric log and the last training return there."""
     step, latest = 0, None
-    try:
-        with (run_dir / "metrics.jsonl").open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return step, latest
-    for line in lines:
+    for line in read_tail(run_dir / "metrics.jsonl", _TAIL).split(b"\n"):
         try:
             row: Any = json.loads(line)
-        except ValueError:  # cut by the window, or being written
+        except (ValueError, RecursionError):  # cut by the window, being written, or damaged
             continue
-        if isinstance(row, dict) and "step" in row:
-            step = int(row["step"])
-            latest = row.get("rollout/return_mean", latest)
+        if isinstance(row, dict) and _is_count(row.get("step")):
+            step = row["step"]
+            found = row.get("rollout/return_mean")
+            latest = found if _is_finite(found) else latest
     return step, latest
+
+
+def read_tail(path: Path, size: int) -> bytes:
+    """The last ``size`` bytes of a file; none where it is missing or not a regular file."""
+    with contextlib.suppress(OSError), open_regular(path, _MAX_LOG) as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - size))
+        return file.read(size)
+    return b""
 
 
 def _require_same_settings(job: Job, run_dir: Path) -> None:
@@ -138,11 +231,18 @@ def _require_same_settings(job: Job, run_dir: Path) -> None:
         )
 
 
-def command(job: Job, where: Standing, torch_threads: int | None) -> list[str]:
-    """What starts a job, or goes on with it."""
-    program = [sys.executable, "-m", "rl_training.cli"]
+def command(
+    job: Job,
+    where: Standing,
+    torch_threads: int | None,
+    trust_modules: Sequence[str] | None = None,
+) -> list[str]:
+    """What starts a job, or continues it."""
+    # -P: a file in the current folder takes no module's place.
+    program = [sys.executable, "-P", "-m", "rl_training.cli"]
     if where.run_dir is not None:
-        return [*program, "resume", "--checkpoint", str(where.run_dir)]
+        trust = [] if trust_modules is None else ["--trust-modules", *trust_modules]
+        return [*program, "resume", "--checkpoint", str(where.run_dir), *trust]
     flags = {
         "--config": job.preset_file,
         "--seed": job.seed,

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 from rl_training.coerce import build_dataclass, check_types, require
 from rl_training.config import TrainConfig, config_from_file, zoo_dir
 from rl_training.errors import ConfigError, did_you_mean
+from rl_training.terminal import one_line
 from rl_training.yaml_io import load_yaml_file
 
 FORMAT = 1
 MANIFEST = "benchmark.yaml"
+_PRESET_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+"""Also the name of the folder that a preset's runs are in, below --output-dir."""
+_MAX_STEPS = 10**15
+_MAX_SEED = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +38,22 @@ class Entry:
     """Where that figure comes from."""
 
     def __post_init__(self) -> None:
+        require(
+            isinstance(self.preset, str) and _PRESET_NAME.fullmatch(self.preset) is not None,
+            "runs.preset",
+            "the name of a file beside the manifest, without its suffix: letters, digits, '.', '_'"
+            " and '-', at most 100, the first one not '.'",
+            self.preset,
+        )
         check_types(self, f"runs.{self.preset}")
         require(self.steps >= 1, f"{self.preset}.steps", "at least 1", self.steps)
+        require(self.steps <= _MAX_STEPS, f"{self.preset}.steps", "at most 1e15", self.steps)
         seeds_differ = len(set(self.seeds)) == len(self.seeds) > 0
         require(seeds_differ, f"{self.preset}.seeds", "one or more, all different", self.seeds)
+        in_range = all(0 <= seed <= _MAX_SEED for seed in self.seeds)
+        require(in_range, f"{self.preset}.seeds", "from 0 to 2**63 - 1", self.seeds)
         require(bool(self.source.strip()), f"{self.preset}.source", "said", self.source)
+        _require_one_line(f"{self.preset}.source", self.source)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,10 +66,16 @@ class Manifest:
 
     def __post_init__(self) -> None:
         require(self.format == FORMAT, "format", f"{FORMAT}, the one known here", self.format)
+        _require_one_line("title", self.title)
         require(bool(self.runs), "runs", "one run or more", self.runs)
         names = [entry.preset for entry in self.runs]
         for name in names:
             require(names.count(name) == 1, "runs", "of different presets", name)
+
+
+def _require_one_line(where: str, text: str) -> None:
+    """Refuse control characters: the text is shown on terminals and pages."""
+    require(one_line(text.strip()) == text.strip(), where, "one line of printable text", text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +88,8 @@ class Benchmark:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
-        return self.path.parent.name
+        """The name of its folder; a name, whatever the path to it is ('../benchmark.yaml')."""
+        return Path(os.path.abspath(self.path)).parent.name  # noqa: PTH100 - links are kept
 
     def preset_file(self, entry: Entry) -> Path:
         """The config file of an entry."""

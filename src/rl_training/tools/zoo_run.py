@@ -15,9 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_training.tools.zoo_jobs import Job, Standing, command, latest_row, standing
+from rl_training.errors import UserError
+from rl_training.terminal import one_line
+from rl_training.tools.zoo_jobs import (
+    LOG,
+    Job,
+    Standing,
+    command,
+    latest_row,
+    read_tail,
+    standing,
+)
 
 _POLL_SECONDS = 0.2
+_TAIL = 65_536
+_LONGEST_LINE = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +53,12 @@ Show = Callable[[list[tuple[Job, int, float | None]], list[Outcome]], None]
 """Told from time to time: what is running (job, step, training return), and all that has ended."""
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, show: Show) -> tuple[list[Outcome], bool]:
+def run_jobs(
+    jobs: Sequence[Job],
+    processes: int,
+    show: Show,
+    trust_modules: Sequence[str] | None = None,
+) -> tuple[list[Outcome], bool]:
     """Run what is not finished yet; what has ended, and whether we were asked to stop.
 
     A signal is handed on: every run saves, and the same call goes on from there another time.
@@ -56,7 +73,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, show: Show) -> tuple[list[Outc
         while running or (waiting and not stop.count):
             while waiting and len(running) < processes and not stop.count:
                 job = waiting.pop(0)
-                running.append(_start(job, before[job], threads))
+                running.append(_start(job, command(job, before[job], threads, trust_modules)))
             if stop.count > asked:
                 asked = stop.count
                 for one in running:
@@ -70,14 +87,14 @@ def run_jobs(jobs: Sequence[Job], processes: int, show: Show) -> tuple[list[Outc
     return ended, stop.count > 0
 
 
-def _start(job: Job, where: Standing, threads: int | None) -> _Running:
+def _start(job: Job, words: list[str]) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
-    log = job.folder / "log.txt"
+    log = job.folder / LOG
     with log.open("ab") as file:
         # A session of its own: Ctrl-C reaches it through us, once. There are no threads here that
         # preexec_fn could trip over.
         process = subprocess.Popen(  # noqa: S603 - our own command
-            command(job, where, threads),
+            words,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -102,12 +119,15 @@ def _ask_to_stop(process: subprocess.Popen[bytes], *, hard: bool) -> None:
 
 
 def _outcome(one: _Running) -> Outcome:
-    now = standing(one.job)
+    try:
+        now = standing(one.job)
+    except UserError as error:  # the other runs continue
+        return Outcome(one.job, Standing("missing"), str(error))
     if one.process.returncode == 0:
         return Outcome(one.job, now)
-    words = one.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    words = read_tail(one.log, _TAIL).decode("utf-8", "replace").strip().splitlines()
     last = words[-1] if words else f"exit code {one.process.returncode}"
-    return Outcome(one.job, now, f"{last} (see {one.log})")
+    return Outcome(one.job, now, f"{one_line(last[:_LONGEST_LINE])} (see {one.log})")
 
 
 def _progress(job: Job) -> tuple[int, float | None]:
