@@ -6,7 +6,7 @@ DEV := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full test-learn test-report test-wheel lint type format bench docs clean
+.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench docs clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ test-learn: $(DEV) ## train presets to their published bars, five seeds each (mi
 
 test-report: $(DEV) ## the report and its page in a real browser (needs chromium)
 	$(BIN)/python -m pytest tests/test_report.py tests/test_report_browser.py
+
+test-faults: $(DEV) ## kill runs and feed damaged files, many times; prints the counts (minutes)
+	$(BIN)/python scripts/test_faults.py
 
 test-wheel: $(CORE) ## build a wheel, install it in an empty environment, train from it elsewhere
 	PYTHON=$(PYTHON) PIP=$(BIN)/pip sh scripts/test_wheel.sh
