@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -231,9 +232,16 @@ def test_a_checkpoint_that_cannot_be_written_is_a_failure_not_a_mistake(tmp_path
     assert "there is no checkpoint yet" in last
 
 
-def test_a_folder_that_cannot_be_made_is_a_failure(make_config: MakeConfig) -> None:
-    with pytest.raises(StorageError, match="cannot make the run folder"):
-        ExperimentManager.setup(make_config(output_dir="/proc/nothing/here"))
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_that_cannot_be_made_is_a_failure(
+    number: int, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(self: Path, **_: Any) -> None:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(StorageError, match=f"cannot make the run folder.*{os.strerror(number)}"):
+        ExperimentManager.setup(make_config())
 
 
 def test_a_broken_pipe_does_not_end_a_run(tmp_path: Path) -> None:
