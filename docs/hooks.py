@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training import cli
+from rl_training._internal.yaml_io import load_yaml_file
 from rl_training.config import (
     AtariConfig,
     TrainConfig,
@@ -36,9 +37,8 @@ from rl_training.config import (
     config_from_mapping,
 )
 from rl_training.experiment.registry import ALGORITHMS
-from rl_training.tools.zoo_manifest import Benchmark, benchmark_names, load_benchmark
-from rl_training.tools.zoo_results import PresetResult, kept_results
-from rl_training.yaml_io import load_yaml_file
+from rl_training.tools.zoo.manifest import Benchmark, benchmark_names, load_benchmark
+from rl_training.tools.zoo.results import PresetResult, kept_results
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED: dict[str, type[Any]] = {

@@ -35,14 +35,15 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_training.coerce import build_dataclass
+from rl_training._internal.coerce import build_dataclass
+from rl_training._internal.flags import parse_flags
+from rl_training._internal.yaml_io import load_yaml_file
 from rl_training.config import TrainConfig, config_from_file, presets_dir
 from rl_training.errors import ConfigError, UserError, did_you_mean
-from rl_training.flags import parse_flags
 from rl_training.runs import read_json, write_json
-from rl_training.tools.zoo_jobs import Job, final_return, latest_row, plan
-from rl_training.tools.zoo_manifest import Benchmark, benchmark_names, load_benchmark
-from rl_training.tools.zoo_results import (
+from rl_training.tools.zoo.jobs import Job, final_return, latest_row, plan
+from rl_training.tools.zoo.manifest import Benchmark, benchmark_names, load_benchmark
+from rl_training.tools.zoo.results import (
     RESULTS,
     FinishedRun,
     PresetResult,
@@ -54,7 +55,6 @@ from rl_training.tools.zoo_results import (
     what_is_run,
     write_results,
 )
-from rl_training.yaml_io import load_yaml_file
 
 FAMILIES = ("mujoco", "atari", "box2d", "classic")
 """Benchmarks in their order in the queue; others follow by name."""

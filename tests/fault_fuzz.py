@@ -34,8 +34,8 @@ from rl_training.experiment.registry import ALGORITHMS
 from rl_training.runtime.callbacks import Callback, IterationEnd
 from rl_training.runtime.trainer import Trainer
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy
-from rl_training.tools.report_data import read_runs
-from rl_training.tools.zoo_manifest import load_benchmark
+from rl_training.tools.report.data import read_runs
+from rl_training.tools.zoo.manifest import load_benchmark
 
 EXPLAINED = (UserError, EnvironmentFailure, NonFiniteError, StorageError, WorkerError)
 CANARY = "canary_of_the_fuzzer"

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from rl_training import cli
+from rl_training._internal.flags import parse_flags
 from rl_training.checkpointing import load_checkpoint
 from rl_training.config import AtariConfig, TrainConfig, algo_config_type, config_from_file
 from rl_training.experiment.registry import ALGORITHMS
-from rl_training.flags import parse_flags
 from rl_training.tools.play import PlayArgs
 from rl_training.version import __version__
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rl_training._internal.yaml_io import load_yaml
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.config import (
     TrainConfig,
@@ -29,7 +30,6 @@ from rl_training.config import (
 from rl_training.errors import ConfigError, UserError
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.runs import make_run_dir
-from rl_training.yaml_io import load_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 FIELDS = {field.name for field in dataclasses.fields(TrainConfig)}

@@ -21,7 +21,7 @@ import conftest
 from rl_training import cli
 from rl_training.config import algo_config_type
 from rl_training.experiment import ALGORITHMS, ExperimentManager
-from rl_training.tools.zoo_manifest import load_benchmark
+from rl_training.tools.zoo.manifest import load_benchmark
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

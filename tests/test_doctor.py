@@ -19,10 +19,11 @@ from rl_training import cli
 from rl_training.config import TrainConfig
 from rl_training.errors import UserError
 from rl_training.experiment.registry import ALGORITHMS
-from rl_training.tools import doctor_advice, doctor_system
-from rl_training.tools.doctor_advice import Advice, Result, advise
-from rl_training.tools.doctor_probe import Request, measure, shortened
-from rl_training.tools.doctor_trials import Trial, baseline, combined, trials
+from rl_training.tools.doctor import advice as doctor_advice
+from rl_training.tools.doctor import system as doctor_system
+from rl_training.tools.doctor.advice import Advice, Result, advise
+from rl_training.tools.doctor.probe import Request, measure, shortened
+from rl_training.tools.doctor.trials import Trial, baseline, combined, trials
 
 SLOW_ENV = """
 import time

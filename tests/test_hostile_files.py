@@ -20,18 +20,18 @@ import pytest
 import yaml
 
 from rl_training import cli
+from rl_training._internal.yaml_io import MAX_BYTES, load_yaml, load_yaml_file
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError, UserError
 from rl_training.runs import describe_run
-from rl_training.tools import zoo_run
-from rl_training.tools.doctor import _recommendation
-from rl_training.tools.doctor_advice import Advice, Result
-from rl_training.tools.doctor_trials import Trial
+from rl_training.tools.doctor.advice import Advice, Result
+from rl_training.tools.doctor.command import _recommendation
+from rl_training.tools.doctor.trials import Trial
 from rl_training.tools.record import RecordArgs, _default_output
-from rl_training.tools.zoo_jobs import latest_row, plan
-from rl_training.tools.zoo_manifest import MANIFEST, load_benchmark
+from rl_training.tools.zoo import run as zoo_run
+from rl_training.tools.zoo.jobs import latest_row, plan
+from rl_training.tools.zoo.manifest import MANIFEST, load_benchmark
 from rl_training.untrusted_files import open_regular, read_regular, require_no_links
-from rl_training.yaml_io import MAX_BYTES, load_yaml, load_yaml_file
 
 ESCAPE = "\x1b]0;owned\x07"
 SECONDS = 5.0
@@ -208,7 +208,7 @@ def change_bytes(rng: random.Random, content: bytes) -> bytes:
 
 @pytest.fixture
 def quick_bands(monkeypatch: pytest.MonkeyPatch) -> None:
-    report_stats = pytest.importorskip("rl_training.tools.report_stats")
+    report_stats = pytest.importorskip("rl_training.tools.report.stats")
     pytest.importorskip("rliable")
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(report_stats, "CURVE_REPETITIONS", 20)
@@ -219,7 +219,7 @@ def quick_bands(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_run_folders_hold_the_good_one_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_training.tools import report_data
+    from rl_training.tools.report import data as report_data
     from rl_training.tools.report import write_report
 
     rng = random.Random(15)
@@ -318,7 +318,7 @@ SPECIAL = [
 def test_a_folder_that_cannot_be_read_is_damaged(
     file: str, change: Callable[[Path], None], reason: str, tmp_path: Path
 ) -> None:
-    from rl_training.tools.report_data import find_run_folders, read_runs
+    from rl_training.tools.report.data import find_run_folders, read_runs
 
     good_files().write(tmp_path / "good")
     change(good_files().write(tmp_path / "bad") / file)
@@ -333,7 +333,7 @@ def test_a_folder_that_cannot_be_read_is_damaged(
 
 
 def test_what_cannot_be_drawn_is_left_out_and_noted(tmp_path: Path) -> None:
-    from rl_training.tools.report_data import read_run
+    from rl_training.tools.report.data import read_run
 
     files = good_files()
     files.rows[3:6] = [
@@ -351,8 +351,8 @@ def test_what_cannot_be_drawn_is_left_out_and_noted(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick_bands")
 def test_odd_names_and_settings_are_drawn(tmp_path: Path) -> None:
     from rl_training.tools.report import write_report
-    from rl_training.tools.report_figures import _literal
-    from rl_training.tools.report_groups import _brief
+    from rl_training.tools.report.figures import _literal
+    from rl_training.tools.report.groups import _brief
 
     for number in range(2):
         files = good_files("\ud800\0$Odd$" + "x" * 100)

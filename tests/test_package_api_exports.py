@@ -15,7 +15,7 @@ import rl_training.api
 import rl_training.envs
 import rl_training.runtime
 import rl_training.trainer
-from rl_training._lazy import lazy_exports, resolve
+from rl_training._internal.lazy import lazy_exports, resolve
 
 PACKAGES = [
     "rl_training",

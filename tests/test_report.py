@@ -30,9 +30,9 @@ from rl_training.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runs import describe_run, write_json
 from rl_training.runtime.callbacks import Callback, IterationEnd
-from rl_training.tools import report_stats
-from rl_training.tools.report import WrittenReport, write_report
-from rl_training.tools.report_log import Series
+from rl_training.tools.report import stats as report_stats
+from rl_training.tools.report.command import WrittenReport, write_report
+from rl_training.tools.report.log import Series
 
 Captured = pytest.CaptureFixture[str]
 NOON = dt.datetime(2030, 1, 2, 12, 0, tzinfo=dt.UTC)
@@ -568,7 +568,7 @@ def test_same_runs_same_page_and_no_trace_in_the_process(tmp_path: Path) -> None
 
 
 def test_runs_named_twice_are_read_once(trained: Trained) -> None:
-    from rl_training.tools.report_data import find_run_folders
+    from rl_training.tools.report.data import find_run_folders
 
     folders = find_run_folders([trained.folder / "runs", trained.interrupted])
     assert len(folders) == 6
@@ -647,9 +647,9 @@ import sys
 import rl_training
 from rl_training import cli
 cli.main(["--help"])
-heavy = ("rl_training.tools.report", "matplotlib", "rliable", "scipy", "torch")
+heavy = ("rl_training.tools.report.command", "matplotlib", "rliable", "scipy", "torch")
 assert not any(name in sys.modules for name in heavy)
-import rl_training.tools.report
+import rl_training.tools.report.command
 assert not any(name in sys.modules for name in heavy[1:])
 assert cli.main(["report", {str(trained.interrupted)!r}, "--output", {str(tmp_path)!r}]) == 0
 assert "matplotlib" in sys.modules
@@ -663,7 +663,7 @@ assert "torch" not in sys.modules
 
 
 def test_labels_name_wrappers_by_their_classes_and_stay_short() -> None:
-    from rl_training.tools.report_groups import _brief
+    from rl_training.tools.report.groups import _brief
 
     hidden = [{"path": "rl_training.envs.wrappers:HideVelocities", "kwargs": {}}]
     assert _brief(hidden) == "HideVelocities"

@@ -24,9 +24,9 @@ from rl_training.config import config_from_file
 from rl_training.errors import UserError
 from rl_training.runs import read_json
 from rl_training.runtime.workflows import evaluate_checkpoint
-from rl_training.tools.zoo_jobs import plan
-from rl_training.tools.zoo_manifest import Benchmark, load_benchmark
-from rl_training.tools.zoo_results import (
+from rl_training.tools.zoo.jobs import plan
+from rl_training.tools.zoo.manifest import Benchmark, load_benchmark
+from rl_training.tools.zoo.results import (
     FinishedRun,
     Origin,
     SeedResult,

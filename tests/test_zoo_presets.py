@@ -19,9 +19,9 @@ from rl_training.cli import main
 from rl_training.config import config_from_file, zoo_dir
 from rl_training.errors import ConfigError
 from rl_training.runs import read_json
-from rl_training.tools.zoo_jobs import Job, latest_row, plan, standing
-from rl_training.tools.zoo_manifest import MANIFEST, benchmark_names, load_benchmark
-from rl_training.tools.zoo_results import read_results, what_is_run
+from rl_training.tools.zoo.jobs import Job, latest_row, plan, standing
+from rl_training.tools.zoo.manifest import MANIFEST, benchmark_names, load_benchmark
+from rl_training.tools.zoo.results import read_results, what_is_run
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for path in zoo_dir().rglob("*.yaml") if path.name != MANIFEST)

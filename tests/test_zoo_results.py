@@ -15,9 +15,9 @@ from rl_training.cli import main
 from rl_training.config import presets_dir
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import ALGORITHMS
-from rl_training.tools.zoo_jobs import plan
-from rl_training.tools.zoo_manifest import Benchmark, Entry, benchmark_names, load_benchmark
-from rl_training.tools.zoo_results import (
+from rl_training.tools.zoo.jobs import plan
+from rl_training.tools.zoo.manifest import Benchmark, Entry, benchmark_names, load_benchmark
+from rl_training.tools.zoo.results import (
     PresetResult,
     Results,
     SeedResult,
@@ -96,7 +96,7 @@ def test_files_come_back_as_they_were_and_mistakes_are_named(tmp_path: Path) -> 
 def test_a_file_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from rl_training.tools import zoo
+    from rl_training.tools.zoo import command as zoo
 
     whole = Results(format=1, benchmark="x", scale=1.0, presets=(result(1.0),), made_with=())
     monkeypatch.setattr(zoo, "gather", lambda *_: whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl_training._lazy import lazy_exports
+from rl_training._internal.lazy import lazy_exports
 from rl_training.version import __version__
 
 if TYPE_CHECKING:

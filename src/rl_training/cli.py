@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rl_training._lazy import resolve
+from rl_training._internal.lazy import resolve
 from rl_training.errors import (
     ConfigError,
     EnvironmentFailure,
@@ -162,13 +162,13 @@ def _nobody_reads(error: Exception) -> bool:
 
 
 def _train(args: list[str]) -> int:
+    from rl_training._internal.flags import parse_flags
     from rl_training.config import (
         TrainConfig,
         algo_config_type,
         config_from_mapping,
         settings_from_file,
     )
-    from rl_training.flags import parse_flags
 
     source, args = _take_source(args)
     as_json, args = _take_flag(args, "--json")
@@ -202,7 +202,7 @@ def _train(args: list[str]) -> int:
 
 
 def _resume(args: list[str]) -> int:
-    from rl_training.flags import parse_flags
+    from rl_training._internal.flags import parse_flags
 
     options: ResumeArgs = parse_flags(ResumeArgs, args, "rl-training resume")
     from rl_training.experiment.manager import ExperimentManager
@@ -244,7 +244,7 @@ def _resume(args: list[str]) -> int:
 
 
 def _eval(args: list[str]) -> int:
-    from rl_training.flags import parse_flags
+    from rl_training._internal.flags import parse_flags
 
     options: EvalArgs = parse_flags(EvalArgs, args, "rl-training eval")
     from rl_training.runtime.workflows import evaluate_checkpoint
@@ -279,11 +279,11 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "train": _train,
     "eval": _eval,
     "resume": _resume,
-    "zoo": "rl_training.tools.zoo:main",
-    "report": "rl_training.tools.report:main",
+    "zoo": "rl_training.tools.zoo.command:main",
+    "report": "rl_training.tools.report.command:main",
     "record": "rl_training.tools.record:main",
     "play": "rl_training.tools.play:main",
-    "doctor": "rl_training.tools.doctor:main",
+    "doctor": "rl_training.tools.doctor.command:main",
 }
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from rl_training._lazy import resolve
-from rl_training.coerce import build_dataclass, check_types, require, to_plain
+from rl_training._internal.coerce import build_dataclass, check_types, require, to_plain
+from rl_training._internal.lazy import resolve
+from rl_training._internal.yaml_io import dump_yaml, load_yaml_file
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.experiment.registry import ALGORITHMS
-from rl_training.yaml_io import dump_yaml, load_yaml_file
 
 FORMAT = 1
 _NOT_SETTINGS = {"format", "preset", "verified", "partial"}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rl_training._internal.coerce import check_types, require
 from rl_training.algorithms.acceleration import Acceleration, graphed
-from rl_training.coerce import check_types, require
 from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.types import Progress, Run, StopRequest, never

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training._internal.coerce import require
+from rl_training._internal.tree import tree_map, tree_stack
 from rl_training.algorithms.acceleration import Acceleration, graphed
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.ppo import PPO, PPOConfig, mean_metrics, ppo_loss, until
-from rl_training.coerce import require
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
-from rl_training.tree import tree_map, tree_stack
 from rl_training.types import Progress, Run, StopRequest, never
 
 

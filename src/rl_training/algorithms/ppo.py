@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rl_training._internal.coerce import check_types, require
 from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
-from rl_training.coerce import check_types, require
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Paused
 from rl_training.models.mlp_actor_critic import Evaluation

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from rl_training._internal.coerce import require
 from rl_training.algorithms.acceleration import require_stepwise
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
-from rl_training.coerce import require
 from rl_training.types import Run
 
 

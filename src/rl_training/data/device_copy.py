@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.data.obs_store import Gather, ObsStore
-from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import Array
 
 

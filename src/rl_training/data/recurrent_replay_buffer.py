@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_map
 from rl_training.data.obs_store import own_array
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
-from rl_training.tree import tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
 _PER_STATE = 208

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_map
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.tree import tree_map
 from rl_training.types import Array, Obs, Remembered, VectorStep
 
 

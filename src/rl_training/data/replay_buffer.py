@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.data import finite
 from rl_training.data.device_copy import DeviceCopy
 from rl_training.data.obs_store import ObsStore, own_array
 from rl_training.data.sum_tree import SumTree
 from rl_training.errors import ConfigError
-from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
 _TERMINATED, _ENDED, _VALID = 1, 2, 4

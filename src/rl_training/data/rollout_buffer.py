@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_leaves, tree_map, tree_stack
 from rl_training.data import finite
 from rl_training.data.obs_store import own_array
-from rl_training.tree import tree_leaves, tree_map, tree_stack
 from rl_training.types import Array, Obs, VectorStep
 
 TensorObs: TypeAlias = Tensor | dict[str, Tensor]

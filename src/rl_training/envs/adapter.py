@@ -9,12 +9,12 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.envs import spaces
 from rl_training.envs.episodes import Restored
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.seeding import stream_seed
-from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ACTION_MASK, Array, Episode, Obs, VectorStep
 
 _NATIVE_STATE: dict[type, tuple[str, ...]] = {CartPoleVectorEnv: ("state", "steps", "prev_done")}

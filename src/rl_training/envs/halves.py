@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from rl_training._internal.tree import tree_stack
 from rl_training.envs.adapter import VectorAdapter
 from rl_training.envs.factory import EnvFn, make_vector_env
-from rl_training.tree import tree_stack
 from rl_training.types import Array, Episode, Obs, VectorStep
 
 if TYPE_CHECKING:

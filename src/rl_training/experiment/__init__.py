@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl_training._lazy import lazy_exports
+from rl_training._internal.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from rl_training.experiment.manager import ExperimentManager as ExperimentManager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from rl_training._lazy import resolve
+from rl_training._internal.lazy import resolve
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rl_training._internal.tree import tree_leaves
 from rl_training.checkpointing import read_checkpoint
 from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.errors import (
@@ -22,7 +23,6 @@ from rl_training.errors import (
     UserError,
     WorkerError,
 )
-from rl_training.tree import tree_leaves
 from rl_training.trust import Trust, require_trust
 from rl_training.types import ActionSpec, ObsSpec
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rl_training._internal.tree import tree_leaves
 from rl_training.models.cnn.nature import NatureCNN
-from rl_training.tree import tree_leaves
 from rl_training.types import ACTION_MASK, ObsSpec
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.algorithms.acceleration import Acceleration, CudaGraph, accelerate, graphed
 from rl_training.models.action_heads import ActionHead
-from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import ACTION_MASK, Array, Obs, Progress
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training import checkpointing
-from rl_training.coerce import require
+from rl_training._internal.coerce import require
 from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
 from rl_training.seeding import stream_seed, torch_stream
 from rl_training.terminal import say

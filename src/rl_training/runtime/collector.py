@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_map, tree_stack
 from rl_training.envs import Adapter, HalvedAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.actors import Actor
-from rl_training.tree import tree_map, tree_stack
 from rl_training.types import Array, Episode, Obs, Progress, StopRequest, VectorStep, never
 
 _WINDOW = 100

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rl_training._internal.tree import tree_leaves
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn
 from rl_training.errors import ConfigError
 from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
 from rl_training.seeding import stream_seed, torch_stream
-from rl_training.tree import tree_leaves
 from rl_training.types import ACTION_MASK, ActionSpec, Array, Obs, ObsSpec, Progress
 
 if TYPE_CHECKING:

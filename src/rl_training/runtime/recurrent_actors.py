@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.models.action_heads import ActionHead
 from rl_training.models.recurrent.lstm import NumpyActor
 from rl_training.runtime.actors import BLOCK, NoiseBlock
-from rl_training.tree import tree_leaves, tree_map
 from rl_training.types import Array, Obs, Progress
 
 

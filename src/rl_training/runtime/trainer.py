@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from rl_training._internal.tree import tree_map
 from rl_training.errors import NonFiniteError, Paused, StorageError
 from rl_training.logging import MetricLogger
 from rl_training.models.normalizer import RewardNormalizer
@@ -47,7 +48,6 @@ from rl_training.runtime.collector import Buffer, Collector
 from rl_training.runtime.device import keep_freed_memory, torch_threads
 from rl_training.runtime.rng import check_global_rng_state, global_rng_state, set_global_rng_state
 from rl_training.runtime.signals import StopSignals
-from rl_training.tree import tree_map
 from rl_training.types import Obs, Progress
 
 if TYPE_CHECKING:

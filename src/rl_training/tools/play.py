@@ -50,7 +50,7 @@ class PlayArgs:
 
 def main(args: list[str]) -> int:
     """Entry point."""
-    from rl_training.flags import parse_flags
+    from rl_training._internal.flags import parse_flags
 
     options: PlayArgs = parse_flags(PlayArgs, args, "rl-training play")
     if (options.env_id is None) == (options.checkpoint is None):

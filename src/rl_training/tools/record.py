@@ -47,7 +47,7 @@ class RecordArgs:
 
 def main(args: list[str]) -> int:
     """Entry point."""
-    from rl_training.flags import parse_flags
+    from rl_training._internal.flags import parse_flags
 
     options: RecordArgs = parse_flags(RecordArgs, args, "rl-training record")
     check_output(Path("video.mp4") if options.output is None else options.output)

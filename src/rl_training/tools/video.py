@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training._lazy import resolve
+from rl_training._internal.lazy import resolve
 from rl_training.errors import UserError
 from rl_training.types import Array
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training._internal.tree import tree_map
 from rl_training.models.action_heads import make_action_head
 from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, FlattenEncoder
 from rl_training.models.mlp_actor_critic import MLP, NUMPY_ACTIVATIONS, Evaluation
 from rl_training.models.observing import ObservingModule
 from rl_training.models.recurrent.lstm import LSTM, NumpyActor
-from rl_training.tree import tree_map
 from rl_training.types import ActionSpec, Array, ObsSpec, Remembered
 
 

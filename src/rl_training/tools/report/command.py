@@ -18,7 +18,7 @@ from rl_training.terminal import one_line, say, show_result
 from rl_training.untrusted_files import require_no_links
 
 if TYPE_CHECKING:
-    from rl_training.tools.report_model import Report
+    from rl_training.tools.report.model import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class WrittenReport:
 
 def main(args: list[str]) -> int:
     """The command."""
-    from rl_training.flags import parse_flags
+    from rl_training._internal.flags import parse_flags
 
     options: ReportArgs = parse_flags(ReportArgs, args, "rl-training report")
     if not options.runs:
@@ -84,10 +84,10 @@ def write_report(
     Nothing is written through symbolic links inside a run folder, nor to a file that is one.
     """
     _require_extra()
-    from rl_training.tools.report_data import find_run_folders, read_runs
-    from rl_training.tools.report_figures import environment_png
-    from rl_training.tools.report_model import build_report, wanted_metrics
-    from rl_training.tools.report_page import page
+    from rl_training.tools.report.data import find_run_folders, read_runs
+    from rl_training.tools.report.figures import environment_png
+    from rl_training.tools.report.model import build_report, wanted_metrics
+    from rl_training.tools.report.page import page
 
     folders = find_run_folders([Path(path) for path in runs])
     output = Path(output)

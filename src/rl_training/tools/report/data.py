@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_training._internal.yaml_io import load_yaml_file
 from rl_training.errors import ConfigError, UserError
-from rl_training.tools.report_limits import (
+from rl_training.tools.report.limits import (
     MAX_STEP,
     DamagedError,
     plain_mapping,
@@ -18,8 +19,7 @@ from rl_training.tools.report_limits import (
     require_names,
     require_types,
 )
-from rl_training.tools.report_log import Series, read_log
-from rl_training.yaml_io import load_yaml_file
+from rl_training.tools.report.log import Series, read_log
 
 _FILES = ("config.yaml", "metadata.json", "metrics.jsonl", "summary.json")
 

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_training.tools.report_data import Run
-from rl_training.tools.report_format import NONE, html
-from rl_training.tools.report_tables import Column, table
+from rl_training.tools.report.data import Run
+from rl_training.tools.report.format import NONE, html
+from rl_training.tools.report.tables import Column, table
 
 _HARDWARE = ("machine", "system", "cpu_count")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from rl_training.config import config_from_file
 from rl_training.errors import ConfigError, UserError
-from rl_training.tools.zoo_manifest import Benchmark, Entry
+from rl_training.tools.zoo.manifest import Benchmark, Entry
 from rl_training.untrusted_files import open_regular, read_regular, require_no_links
 
 Status = Literal["missing", "unfinished", "finished"]

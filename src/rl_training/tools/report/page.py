@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from rl_training.tools.report_figures import Panel, panel_svg
-from rl_training.tools.report_format import html, number
-from rl_training.tools.report_model import EVALUATION, TRAINING, GroupResult, Report
-from rl_training.tools.report_provenance import commands, provenance_table
-from rl_training.tools.report_stats import CURVE_REPETITIONS, MAX_POINTS, SCORE_REPETITIONS
-from rl_training.tools.report_tables import (
+from rl_training.tools.report.figures import Panel, panel_svg
+from rl_training.tools.report.format import html, number
+from rl_training.tools.report.model import EVALUATION, TRAINING, GroupResult, Report
+from rl_training.tools.report.provenance import commands, provenance_table
+from rl_training.tools.report.stats import CURVE_REPETITIONS, MAX_POINTS, SCORE_REPETITIONS
+from rl_training.tools.report.tables import (
     APART_KEY,
     configs_tables,
     damaged_table,

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rl_training.tools.report_data import DamagedRun, Run
-from rl_training.tools.report_figures import COLOURS
-from rl_training.tools.report_format import NONE, duration, html, number, setting, whole
-from rl_training.tools.report_groups import Group, common_settings, differing_keys
-from rl_training.tools.report_model import GroupResult, Report, last_value
-from rl_training.tools.report_stats import Score
+from rl_training.tools.report.data import DamagedRun, Run
+from rl_training.tools.report.figures import COLOURS
+from rl_training.tools.report.format import NONE, duration, html, number, setting, whole
+from rl_training.tools.report.groups import Group, common_settings, differing_keys
+from rl_training.tools.report.model import GroupResult, Report, last_value
+from rl_training.tools.report.stats import Score
 
 APART_KEY = (
     '<svg class="key" viewBox="0 0 26 10" aria-hidden="true"><line x1="1" y1="5" x2="25" y2="5"'

@@ -7,11 +7,11 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 
 from rl_training.errors import UserError, did_you_mean
-from rl_training.tools.report_data import DamagedRun, Run
-from rl_training.tools.report_figures import Line, Panel, has_curves, raw_curve
-from rl_training.tools.report_format import compact
-from rl_training.tools.report_groups import Group, make_groups
-from rl_training.tools.report_stats import Axis, Score, aggregate_curve, aggregate_scores
+from rl_training.tools.report.data import DamagedRun, Run
+from rl_training.tools.report.figures import Line, Panel, has_curves, raw_curve
+from rl_training.tools.report.format import compact
+from rl_training.tools.report.groups import Group, make_groups
+from rl_training.tools.report.stats import Axis, Score, aggregate_curve, aggregate_scores
 
 EVALUATION, TRAINING = "eval/return_mean", "rollout/return_mean"
 _AXES: tuple[Axis, ...] = ("steps", "seconds")

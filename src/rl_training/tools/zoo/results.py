@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_training.coerce import build_dataclass, require
+from rl_training._internal.coerce import build_dataclass, require
 from rl_training.config import TrainConfig, config_from_file, zoo_dir
 from rl_training.errors import ConfigError, UserError
 from rl_training.runs import read_json, write_json
-from rl_training.tools.zoo_jobs import SHOWN, Job, final_return, standing
-from rl_training.tools.zoo_manifest import Benchmark, Entry
+from rl_training.tools.zoo.jobs import SHOWN, Job, final_return, standing
+from rl_training.tools.zoo.manifest import Benchmark, Entry
 
 FORMAT = 1
 RESULTS = "results.json"

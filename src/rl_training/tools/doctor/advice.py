@@ -16,8 +16,8 @@ from typing import Any
 
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError, UserError
-from rl_training.tools.doctor_system import System
-from rl_training.tools.doctor_trials import Trial, baseline, combined, trials
+from rl_training.tools.doctor.system import System
+from rl_training.tools.doctor.trials import Trial, baseline, combined, trials
 
 WORTH_TELLING = 0.05
 """Gain from which on a recommendation is made, if noise is not larger."""
@@ -166,7 +166,7 @@ class _Laboratory:
                 "windows": _WINDOWS,
                 "profile": profile,
             }
-            command = [sys.executable, "-m", "rl_training.tools.doctor_probe", json.dumps(request)]
+            command = [sys.executable, "-m", "rl_training.tools.doctor.probe", json.dumps(request)]
             output, errors, code = _run(command, max(limit, 1.0))
         try:
             reply: dict[str, Any] = json.loads(output.splitlines()[-1])

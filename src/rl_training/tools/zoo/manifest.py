@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rl_training.coerce import build_dataclass, check_types, require
+from rl_training._internal.coerce import build_dataclass, check_types, require
+from rl_training._internal.yaml_io import load_yaml_file
 from rl_training.config import TrainConfig, config_from_file, zoo_dir
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.terminal import one_line
-from rl_training.yaml_io import load_yaml_file
 
 FORMAT = 1
 MANIFEST = "benchmark.yaml"

@@ -10,10 +10,10 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from rl_training.coerce import coerce, to_plain
+from rl_training._internal.coerce import coerce, to_plain
+from rl_training._internal.yaml_io import load_yaml
 from rl_training.config import WrapperConfig
 from rl_training.errors import ConfigError
-from rl_training.yaml_io import load_yaml
 
 _REGISTRY = ConstructorRegistry()
 

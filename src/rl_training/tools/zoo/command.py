@@ -12,18 +12,18 @@ from typing import Annotated, Any
 
 import tyro
 
+from rl_training._internal.flags import parse_flags
 from rl_training.errors import ConfigError, UserError, did_you_mean
-from rl_training.flags import parse_flags
 from rl_training.terminal import one_line, printable, say, show, show_result
-from rl_training.tools.zoo_jobs import Job, check_outputs, plan
-from rl_training.tools.zoo_manifest import Benchmark, Entry, benchmark_names, load_benchmark
-from rl_training.tools.zoo_results import (
+from rl_training.tools.zoo.jobs import Job, check_outputs, plan
+from rl_training.tools.zoo.manifest import Benchmark, Entry, benchmark_names, load_benchmark
+from rl_training.tools.zoo.results import (
     Results,
     gather,
     kept_results,
     write_results,
 )
-from rl_training.tools.zoo_run import Outcome, run_jobs
+from rl_training.tools.zoo.run import Outcome, run_jobs
 from rl_training.trust import require_trust, trust_from_flag
 
 _HELP = """\

@@ -11,7 +11,7 @@ from rl_training.errors import ConfigError
 from rl_training.terminal import say, show_result
 
 if TYPE_CHECKING:
-    from rl_training.tools.doctor_advice import Advice, Result
+    from rl_training.tools.doctor.advice import Advice, Result
 
 _LEAST_SECONDS = 5.0
 
@@ -33,7 +33,7 @@ class DoctorArgs:
 
 def main(args: list[str]) -> int:
     """Entry point."""
-    from rl_training.flags import parse_flags
+    from rl_training._internal.flags import parse_flags
 
     options: DoctorArgs = parse_flags(DoctorArgs, args, "rl-training doctor")
     if options.seconds < _LEAST_SECONDS:
@@ -43,13 +43,13 @@ def main(args: list[str]) -> int:
         from rl_training.config import config_from_file
 
         config = config_from_file(options.config)
-    from rl_training.tools import doctor_system
+    from rl_training.tools.doctor import system as machine
 
-    system = doctor_system.examine()
-    show_result(doctor_system.as_text(system))
+    system = machine.examine()
+    show_result(machine.as_text(system))
     found: dict[str, Any] = dataclasses.asdict(system)
     if config is not None:
-        from rl_training.tools.doctor_advice import advise
+        from rl_training.tools.doctor.advice import advise
 
         say(f"measuring {options.config} for about {options.seconds:g} s")
         advice = advise(config, system, options.seconds, lambda line: say(f"  {line}"))

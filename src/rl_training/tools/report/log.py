@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_training.logging import FORMAT
-from rl_training.tools.report_limits import MAX_NAME, MAX_NUMBER, MAX_STEP, DamagedError
+from rl_training.tools.report.limits import MAX_NAME, MAX_NUMBER, MAX_STEP, DamagedError
 from rl_training.untrusted_files import open_regular
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]

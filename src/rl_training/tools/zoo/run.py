@@ -17,7 +17,7 @@ from typing import Any
 
 from rl_training.errors import UserError
 from rl_training.terminal import one_line
-from rl_training.tools.zoo_jobs import (
+from rl_training.tools.zoo.jobs import (
     LOG,
     Job,
     Standing,

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rl_training.tools.report_data import Run
+from rl_training.tools.report.data import Run
 
 _NOT_LEARNING = frozenset(
     {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl_training.terminal import one_line
-from rl_training.tools.report_format import compact, tick, time_unit
-from rl_training.tools.report_stats import Axis, Curve, thin
+from rl_training.tools.report.format import compact, tick, time_unit
+from rl_training.tools.report.stats import Axis, Curve, thin
 
 COLOURS = 6
 """Colours of the palette; after these, lines take another dash."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rl_training.tools.report_log import FloatArray, Series
+from rl_training.tools.report.log import FloatArray, Series
 
 Axis = Literal["steps", "seconds"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from rl_training.config import TrainConfig
 from rl_training.envs.factory import EnvRecipe
 from rl_training.errors import ConfigError
-from rl_training.tools.doctor_system import System
+from rl_training.tools.doctor.system import System
 
 
 @dataclasses.dataclass(frozen=True)

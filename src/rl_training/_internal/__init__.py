@@ -1,0 +1,1 @@
+"""Helpers of this package's own modules; users import none of them."""

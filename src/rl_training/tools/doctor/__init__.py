@@ -1,0 +1,1 @@
+"""``rl-training doctor``: measures a config on this machine and recommends settings."""

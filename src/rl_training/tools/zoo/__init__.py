@@ -1,0 +1,1 @@
+"""``rl-training zoo``: benchmarks of presets, run seed by seed, and their results."""
