@@ -1,0 +1,296 @@
+"""Returns and advantages of a rollout: GAE, n-step returns, TD(lambda) and V-trace.
+
+All functions take the same tensors, time first, for T steps of N environments:
+
+- ``rewards``, ``values`` (T, N): r_t and V(s_t).
+- ``dones`` (T, N), bool or 0 and 1: whether the episode ended with the action at t, by termination
+  or by truncation.
+- ``bootstrap`` (T, N): the value of the true final observation where the episode was truncated with
+  the action at t, else 0. Where a step was both terminated and truncated it is 0.
+- ``last_value`` (N,): the value of the observation after the last step. It is not used where the
+  last step ended the episode.
+
+What follows a step is always handled by one rule, that of `_backup`: for any estimate X,
+
+    r_t + gamma [(1 - done_t) X_{t+1} + bootstrap_t],    X_T = last_value
+
+so a termination is followed by 0, a truncation by the value of its final observation, and no
+estimate ever reads across the end of an episode.
+
+Reset-only rows (``valid`` is False in `VectorStep` and `RolloutBuffer`) need no argument here: the
+row before one has ``done = 1`` (or is itself reset-only, or lies in the rollout before), so nothing
+of such a row, and nothing of the episode after it, reaches a row of the episode before. Results in
+the reset-only rows themselves have no meaning; losses give them no weight. Their inputs must be
+finite all the same, because 0 * nan is nan.
+
+Results are targets: no gradient flows through them, whatever the inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    dones: Tensor,
+    bootstrap: Tensor,
+    last_value: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
+
+        delta_t = r_t + gamma [(1 - done_t) V_{t+1} + bootstrap_t] - V_t
+        A_t     = delta_t + gamma lambda (1 - done_t) A_{t+1},    A_T = 0
+        returns = A + V
+
+    With ``gae_lambda = 1`` the advantage is the discounted return minus the value; with 0 it is the
+    one-step TD error.
+
+    Args:
+        rewards: (T, N).
+        values: (T, N).
+        dones: (T, N).
+        bootstrap: (T, N).
+        last_value: (N,).
+        gamma: the discount.
+        gae_lambda: lambda.
+        out: two tensors (T, N) that the advantages and the returns are written to; without it they
+            are allocated.
+
+    Returns:
+        Advantages and returns, both (T, N).
+
+    Raises:
+        ValueError: shapes do not match.
+    """
+    _check_shapes(last_value, rewards=rewards, values=values, dones=dones, bootstrap=bootstrap)
+    continues = _continues(dones, values)
+    delta = _backup(rewards, _next(values, last_value), continues, bootstrap, gamma) - values
+    decay = gamma * gae_lambda * continues
+    if out is None:
+        out = torch.empty_like(delta), torch.empty_like(delta)
+    else:
+        _check_shapes(last_value, rewards=rewards, advantages=out[0], returns=out[1])
+    advantages, returns = out
+    _accumulate(delta, decay, advantages)
+    torch.add(advantages, values, out=returns)
+    return advantages, returns
+
+
+@torch.no_grad()
+def n_step_returns(
+    rewards: Tensor,
+    values: Tensor,
+    dones: Tensor,
+    bootstrap: Tensor,
+    last_value: Tensor,
+    *,
+    gamma: float,
+    n: int,
+) -> Tensor:
+    """Discounted rewards of up to ``n`` steps and the value of what follows them.
+
+    Sutton and Barto 2018, section 7.1; Mnih et al. 2016, arXiv:1602.01783. In an episode that does
+    not end within the next n steps of the rollout
+
+        G_t = r_t + gamma r_{t+1} + ... + gamma^{n-1} r_{t+n-1} + gamma^n V_{t+n}
+
+    The sum has fewer terms where the episode ends first, followed by ``bootstrap`` (0 after a
+    termination), or where the rollout does, followed by ``last_value``. Takes min(n, T) operations
+    on whole tensors.
+
+    Args:
+        rewards: (T, N).
+        values: (T, N).
+        dones: (T, N).
+        bootstrap: (T, N).
+        last_value: (N,).
+        gamma: the discount.
+        n: the number of rewards, at least 1.
+
+    Returns:
+        G, (T, N).
+
+    Raises:
+        ValueError: shapes do not match, or ``n`` is less than 1.
+    """
+    _check_shapes(last_value, rewards=rewards, values=values, dones=dones, bootstrap=bootstrap)
+    if n < 1:
+        raise ValueError(f"n must be at least 1 step; got {n}")
+    continues = _continues(dones, values)
+    returns = values
+    for _ in range(min(n, len(rewards))):
+        # From the returns of k steps to those of k + 1.
+        returns = _backup(rewards, _next(returns, last_value), continues, bootstrap, gamma)
+    return returns
+
+
+def lambda_returns(
+    rewards: Tensor,
+    values: Tensor,
+    dones: Tensor,
+    bootstrap: Tensor,
+    last_value: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """TD(lambda) returns (Sutton and Barto 2018, section 12.1).
+
+        G_t = r_t + gamma [(1 - done_t) ((1 - lambda) V_{t+1} + lambda G_{t+1}) + bootstrap_t]
+        G_T = last_value
+
+    The mean of all n-step returns, weighted by (1 - lambda) lambda^{n-1}. Lambda 0 gives the
+    one-step target, lambda 1 the discounted sum of rewards to the end of the episode or rollout,
+    and the value of what follows. G_t - V_t is the advantage of `gae`, and is computed as that: the
+    result equals the returns of `gae` bit for bit.
+
+    Args:
+        rewards: (T, N).
+        values: (T, N).
+        dones: (T, N).
+        bootstrap: (T, N).
+        last_value: (N,).
+        gamma: the discount.
+        gae_lambda: lambda.
+
+    Returns:
+        G, (T, N).
+
+    Raises:
+        ValueError: shapes do not match.
+    """
+    _, returns = gae(
+        rewards, values, dones, bootstrap, last_value, gamma=gamma, gae_lambda=gae_lambda
+    )
+    return returns
+
+
+@torch.no_grad()
+def vtrace(
+    behaviour_logprobs: Tensor,
+    target_logprobs: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    dones: Tensor,
+    bootstrap: Tensor,
+    last_value: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, arXiv:1802.01561).
+
+        ratio_t = exp(target_logprob_t - behaviour_logprob_t)
+        rho_t   = min(ratio_t, rho_bar),    c_t = lambda min(ratio_t, c_bar)
+        delta_t = r_t + gamma [(1 - done_t) V_{t+1} + bootstrap_t] - V_t
+        vs_t    = V_t + rho_t delta_t + gamma c_t (1 - done_t) (vs_{t+1} - V_{t+1})
+        A_t     = rho_t (r_t + gamma [(1 - done_t) X_{t+1} + bootstrap_t] - V_t)
+        X_t     = (1 - lambda) V_t + lambda vs_t,    vs_T = X_T = last_value
+
+    The lambda in c is that of the paper's remark 2; 1 leaves it out. The paper has X = vs, which is
+    the same for lambda 1. For less, X as above makes A the advantage of `gae` on policy: where all
+    ratios are one and both clips at least 1, ``vs`` equals `lambda_returns`, and A the advantages
+    of `gae`, bit for bit.
+
+    Args:
+        behaviour_logprobs: (T, N), log-probabilities under the policy that chose the actions.
+        target_logprobs: (T, N), those under the policy that is trained.
+        rewards: (T, N).
+        values: (T, N).
+        dones: (T, N).
+        bootstrap: (T, N).
+        last_value: (N,).
+        gamma: the discount.
+        gae_lambda: lambda.
+        rho_bar: the clip of the ratio in front of TD errors and advantages: which policy is
+            evaluated, between the behaviour policy (near 0) and the target policy (infinity).
+        c_bar: the clip of the ratios of the trace: how far TD errors propagate back. It has no
+            effect on what ``vs`` converges to. The paper assumes c_bar <= rho_bar.
+
+    Returns:
+        ``vs``, the targets of the values, and A, what the gradient of the log-probability is
+        multiplied by; both (T, N).
+
+    Raises:
+        ValueError: shapes do not match.
+    """
+    _check_shapes(
+        last_value,
+        rewards=rewards,
+        behaviour_logprobs=behaviour_logprobs,
+        target_logprobs=target_logprobs,
+        values=values,
+        dones=dones,
+        bootstrap=bootstrap,
+    )
+    ratio = torch.exp(target_logprobs - behaviour_logprobs)
+    rho = ratio.clamp(max=rho_bar)
+    continues = _continues(dones, values)
+    # As in `gae`, with factors that are exactly 1 where both policies agree.
+    delta = _backup(rewards, _next(values, last_value), continues, bootstrap, gamma) - values
+    decay = gamma * gae_lambda * continues
+    corrections = torch.empty_like(delta)  # vs - V
+    _accumulate(rho * delta, decay * ratio.clamp(max=c_bar), corrections)
+    next_corrections = _next(corrections, torch.zeros_like(last_value))
+    advantages = torch.empty_like(delta)
+    rows = zip(advantages, delta, decay, next_corrections, strict=True)
+    for slot, delta_t, decay_t, correction in rows:
+        # Row by row as in `_accumulate`: an operation on all rows may round differently.
+        torch.addcmul(delta_t, decay_t, correction, out=slot)
+    return corrections + values, rho * advantages
+
+
+def _backup(
+    rewards: Tensor, next_values: Tensor, continues: Tensor, bootstrap: Tensor, gamma: float
+) -> Tensor:
+    """One-step targets with ``next_values`` as the estimate of what follows each step."""
+    return rewards + gamma * (continues * next_values + bootstrap)
+
+
+def _continues(dones: Tensor, like: Tensor) -> Tensor:
+    """1 where the next row belongs to the same episode, else 0."""
+    return 1.0 - dones.to(like.dtype)
+
+
+def _next(rows: Tensor, last: Tensor) -> Tensor:
+    """The row after each one; ``last`` is the one after the last."""
+    return torch.cat((rows[1:], last.reshape(1, -1).to(rows)))
+
+
+def _accumulate(delta: Tensor, decay: Tensor, out: Tensor) -> None:
+    """Write x_t = delta_t + decay_t x_{t+1} to ``out``, where x_T = 0."""
+    x = torch.zeros_like(delta[0])
+    rows = zip(
+        reversed(out.unbind()), reversed(delta.unbind()), reversed(decay.unbind()), strict=True
+    )
+    for slot, delta_t, decay_t in rows:
+        x = torch.addcmul(delta_t, decay_t, x, out=slot)
+
+
+def _check_shapes(last_value: Tensor, *, rewards: Tensor, **others: Tensor) -> None:
+    """Raise `ValueError` unless everything is (T, N) and ``last_value`` is (N,)."""
+    shape = rewards.shape
+    if len(shape) != 2 or shape[0] < 1:
+        raise ValueError(
+            f"rewards must be (steps, environments) with at least one step; got {tuple(shape)}"
+        )
+    for name, tensor in others.items():
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{name} must have the shape of rewards, {tuple(shape)}; got {tuple(tensor.shape)}"
+            )
+    if last_value.shape != shape[1:]:
+        raise ValueError(
+            f"last_value must hold one value per environment, {tuple(shape[1:])}; "
+            f"got {tuple(last_value.shape)}"
+        )
