@@ -77,7 +77,7 @@ def learnt(algo: str, mode: str, device: str, **knobs: Any) -> tuple[Any, torch.
     replay = filled_replay(algo)
     metrics = []
     for i in range(4):
-        algorithm.learn(replay, 2, Progress(1000 * i, 10_000))
+        algorithm.learn(replay, Progress(1000 * i, 10_000), updates=2)
         metrics.append(list(algorithm.pop_metrics().values()))
     return algorithm, torch.tensor(metrics)
 
@@ -150,7 +150,7 @@ def learnt_from_images(algo: str, mode: str, device: str) -> Any:
         storage.add(obs, rng.integers(3, size=2), {}, step)
         obs = following
     if algo == "dqn":
-        algorithm.learn(storage, 4, Progress(0, 1000))
+        algorithm.learn(storage, Progress(0, 1000), updates=4)
     else:
         algorithm.learn(storage, Progress(0, 1000))
     return algorithm

@@ -125,14 +125,14 @@ def test_dueling_separates_state_value_and_advantage() -> None:
 
 @pytest.mark.parametrize(("tau", "moved"), [(1.0, 1.0), (0.25, 0.25)])
 def test_target_moves_at_crossings_of_its_interval(tau: float, moved: float) -> None:
-    dqn = make(target_update_interval=100, tau=tau)
+    dqn = make(target_update_interval_steps=100, tau=tau)
     buffer = replay()
     start = [p.clone() for p in dqn.target.module.parameters()]
-    dqn.learn(buffer, 3, Progress(99, 1000))
+    dqn.learn(buffer, Progress(99, 1000), updates=3)
     assert all(
         torch.equal(a, b) for a, b in zip(start, dqn.target.module.parameters(), strict=True)
     )
-    dqn.learn(buffer, 3, Progress(101, 1000))
+    dqn.learn(buffer, Progress(101, 1000), updates=3)
     triples = zip(start, dqn.module.parameters(), dqn.target.module.parameters(), strict=True)
     for before, online, slow in triples:
         assert torch.allclose(slow, before + moved * (online - before), atol=1e-7)
@@ -142,39 +142,39 @@ def test_prioritized_learning_writes_priorities_back() -> None:
     dqn = make(prioritized=True)
     buffer = replay(prioritization=dqn.config.prioritization())
     before = buffer.ring_state()["priorities"].copy()
-    dqn.learn(buffer, 4, START)
+    dqn.learn(buffer, START, updates=4)
     assert (buffer.ring_state()["priorities"] != before).sum() > 10
 
 
 def mean_loss(dqn: DQN, buffer: ReplayBuffer) -> float:
     dqn.pop_metrics()
-    dqn.learn(buffer, 20, START)
-    return dqn.pop_metrics()["loss"]
+    dqn.learn(buffer, START, updates=20)
+    return dqn.pop_metrics()["losses/loss"]
 
 
 def test_learning_fits_a_fixed_target() -> None:
-    dqn = make(learning_rate=1e-2, target_update_interval=10**9)
+    dqn = make(learning_rate=1e-2, target_update_interval_steps=10**9)
     buffer = replay(gamma=0.0)  # the reward, which the observation holds, is all there is
     first = mean_loss(dqn, buffer)
-    dqn.learn(buffer, 1500, START)
+    dqn.learn(buffer, START, updates=1500)
     assert mean_loss(dqn, buffer) < 0.05 * first
 
 
 def test_state_survives_and_continues_alike() -> None:
     a, b = make(), make(seed=5)
     buffer = replay()
-    a.learn(buffer, 5, Progress(600, 1000))
+    a.learn(buffer, Progress(600, 1000), updates=5)
     # A copy, as a file would be: torch's optimizers keep the very tensors they are given.
     b.load_state_dict(copy.deepcopy(to_storable(a.state_dict())))
     for dqn in (a, b):
-        dqn.learn(buffer, 5, Progress(1200, 2000))
+        dqn.learn(buffer, Progress(1200, 2000), updates=5)
     assert differences(to_storable(a.state_dict()), to_storable(b.state_dict())) == []
 
 
 def test_the_learning_rate_falls_only_where_asked() -> None:
     for anneal, rate in ((False, 1e-2), (True, 2.5e-3)):
         dqn = make(learning_rate=1e-2, anneal_lr=anneal)
-        dqn.learn(replay(), 1, Progress(750, 1000))
+        assert dqn.learn(replay(), Progress(750, 1000)) == 1
         assert dqn.step.learning_rate == pytest.approx(rate)
 
 
@@ -197,8 +197,39 @@ def test_epsilon_falls_in_a_line_and_stays() -> None:
         ("priority_alpha", 1.5),
         ("n_step", 0),
         ("learning_rate", float("inf")),
+        ("target_update_interval_steps", 0),
+        ("lr_schedule", "step"),
+        ("lr_warmup_fraction", 1.0),
+        ("optimizer", "sgd"),
+        ("optimizer_betas", (0.9,)),
+        ("optimizer_betas", (0.9, 1.0)),
+        ("optimizer_eps", 0.0),
+        ("weight_decay", -0.1),
     ],
 )
 def test_impossible_knobs_are_refused_by_name(knob: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"algo_kwargs.{knob}"):
         DQNConfig(**{knob: value})
+
+
+def test_metric_sums_survive_between_two_reports() -> None:
+    a, b = make(), make()
+    buffer = replay()
+    a.learn(buffer, START, updates=3)
+    b.learn(buffer, START, updates=3)
+    saved = copy.deepcopy(to_storable(a.metric_sums()))
+    assert saved["names"] == ["loss", "q_mean", "td_error"]
+    assert saved["updates"] == 3
+    b.pop_metrics()
+    b.load_metric_sums(saved)
+    for dqn in (a, b):
+        dqn.learn(buffer, START, updates=2)
+    assert a.pop_metrics() == b.pop_metrics()
+    assert a.pop_metrics() == {}
+
+
+def test_a_moved_network_is_refused_when_it_learns() -> None:
+    dqn = make()
+    dqn.module.double()
+    with pytest.raises(RuntimeError, match="moved after its GradientStep was built"):
+        dqn.learn(replay(), START, updates=0)  # before the updates, which may be a graph's

@@ -164,7 +164,7 @@ def test_an_update_moves_the_network_and_not_its_target() -> None:
         ({"buffer_size": 63}, r"buffer_size' must be at least .* = 2 \* 2 \* 16"),
         ({"n_step": 17}, "n_step' must be at most sequence_length = 16"),
         ({"acceleration": "compile"}, "'acceleration' must be eager for drqn"),
-        ({"normalize_obs": True}, "'normalize_obs' does not go with replay"),
+        ({"normalize_reward": True}, "'normalize_reward' must be false .* TransformReward"),
     ],
 )
 def test_impossible_settings_name_their_field(

@@ -13,6 +13,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from continuous_batches import BOX, OBS, make_batch, replay
 from rl_training.algorithms.off_policy import ensemble_td_loss
+from rl_training.algorithms.optimizers import Optimizer
 from rl_training.algorithms.sac import (
     SAC,
     SACConfig,
@@ -204,12 +205,12 @@ def test_only_an_unset_temperature_is_learnt(ent_coef: float | None) -> None:
 
 
 def test_targets_follow_at_their_interval() -> None:
-    sac = make(target_update_interval=3, tau=1.0)
+    sac = make(target_update_interval_updates=3, tau=1.0)
     buffer = replay()
     start = flat(sac.target.module)
-    sac.learn(buffer, 2, START)
+    sac.learn(buffer, START, updates=2)
     assert torch.equal(flat(sac.target.module), start)
-    sac.learn(buffer, 1, START)
+    sac.learn(buffer, START, updates=1)
     assert torch.equal(flat(sac.target.module), flat(sac.model.critics))
 
 
@@ -221,10 +222,10 @@ def test_the_target_entropy_defaults_to_minus_the_action_size() -> None:
 def test_state_survives_and_continues_alike() -> None:
     a, b = make(), make(seed=5)
     buffer = replay()
-    a.learn(buffer, 5, START)
+    a.learn(buffer, START, updates=5)
     b.load_state_dict(copy.deepcopy(to_storable(a.state_dict())))
     for sac in (a, b):
-        sac.learn(buffer, 5, START)
+        sac.learn(buffer, START, updates=5)
     assert differences(to_storable(a.state_dict()), to_storable(b.state_dict())) == []
 
 
@@ -239,7 +240,7 @@ def test_other_weights_reach_the_targets_too() -> None:
     [
         ("tau", 0.0),
         ("num_critics", 0),
-        ("target_update_interval", 0),
+        ("target_update_interval_updates", 0),
         ("ent_coef", -1.0),
         ("ent_coef_init", 0.0),
         ("target_entropy", math.inf),
@@ -249,3 +250,30 @@ def test_other_weights_reach_the_targets_too() -> None:
 def test_impossible_knobs_are_refused_by_name(knob: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"algo_kwargs.{knob}"):
         SACConfig(**{knob: value})
+
+
+def test_a_schedule_reaches_both_steps() -> None:
+    sac = make(learning_rate=1e-2, lr_schedule="cosine", lr_warmup_fraction=0.5)
+    for done, rate in ((250, 5e-3), (500, 1e-2), (750, 5e-3), (1000, 0.0)):
+        sac.learn(replay(), Progress(done, 1000))
+        assert sac.critic_step.learning_rate == pytest.approx(rate)
+        assert sac.actor_step.learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_weight_decay_spares_the_temperature(optimizer: str) -> None:
+    """From the same batch the temperature moves alike with and without decay; weights do not."""
+    plain, decayed = (
+        make(optimizer=optimizer, weight_decay=decay, ent_coef_init=0.5) for decay in (0.0, 10.0)
+    )
+    for sac in (plain, decayed):
+        sac.actor_step(make_batch(sac.noise_shape))
+    assert torch.equal(flat(plain.model.temperature), flat(decayed.model.temperature))
+    assert not torch.equal(flat(plain.model.actor), flat(decayed.model.actor))
+
+
+def test_the_optimizer_of_the_settings_is_used_by_both_steps() -> None:
+    sac = make(optimizer="rmsprop", optimizer_betas=(0.0, 0.9), optimizer_eps=1e-6)
+    for step in sac.gradient_steps:
+        assert step.optimizer == Optimizer("rmsprop", (0.0, 0.9), 1e-6)
+    assert len(sac.gradient_steps) == 2

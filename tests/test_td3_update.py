@@ -104,7 +104,7 @@ def test_the_policy_and_the_targets_wait(delay: int) -> None:
                 td3.target_actor.module,
             )
         ]
-        td3.learn(buffer, 1, START)
+        td3.learn(buffer, START, updates=1)
         after = [
             flat(m)
             for m in (
@@ -115,14 +115,14 @@ def test_the_policy_and_the_targets_wait(delay: int) -> None:
             )
         ]
         moved.append([not torch.equal(a, b) for a, b in zip(before, after, strict=True)])
-    due = [(i + 1) % delay == 0 for i in range(6)]
-    assert moved == [[True, d, d, d] for d in due]
+    delayed = [(i + 1) % delay == 0 for i in range(6)]
+    assert moved == [[True, d, d, d] for d in delayed]
 
 
 def test_targets_move_by_tau() -> None:
     td3 = make(tau=0.25)
     before = flat(td3.target_critics.module), flat(td3.target_actor.module)
-    td3.update(make_batch(td3.noise_shape), due=True)
+    td3.update(make_batch(td3.noise_shape), delayed=True)
     now = flat(td3.model.critics), flat(td3.model.actor)
     after = flat(td3.target_critics.module), flat(td3.target_actor.module)
     for old, online, slow in zip(before, now, after, strict=True):
@@ -136,13 +136,13 @@ def test_the_policy_step_leaves_the_critics_alone() -> None:
     assert torch.equal(flat(td3.model.critics), critics)
 
 
-def test_the_actor_loss_is_told_between_its_updates() -> None:
+def test_the_last_actor_loss_is_returned_between_its_updates() -> None:
     td3 = make(policy_delay=2)
     batch = make_batch(td3.noise_shape)
-    assert float(td3.update(batch, due=False)["actor_loss"]) == 0.0
-    told = float(td3.update(batch, due=True)["actor_loss"])
-    assert told != 0.0
-    assert float(td3.update(batch, due=False)["actor_loss"]) == told
+    assert float(td3.update(batch, delayed=False)["actor_loss"]) == 0.0
+    last = float(td3.update(batch, delayed=True)["actor_loss"])
+    assert last != 0.0
+    assert float(td3.update(batch, delayed=False)["actor_loss"]) == last
 
 
 def test_exploration_noise_stays_within_bounds() -> None:
@@ -159,11 +159,11 @@ def test_exploration_noise_stays_within_bounds() -> None:
 def test_state_survives_in_the_middle_of_a_delay() -> None:
     a, b = make(policy_delay=3), make(seed=5, policy_delay=3)
     buffer = replay()
-    a.learn(buffer, 4, START)
+    a.learn(buffer, START, updates=4)
     a.pop_metrics()
     b.load_state_dict(copy.deepcopy(to_storable(a.state_dict())))
     for td3 in (a, b):
-        td3.learn(buffer, 4, START)
+        td3.learn(buffer, START, updates=4)
     assert differences(to_storable(a.state_dict()), to_storable(b.state_dict())) == []
     assert a.pop_metrics() == b.pop_metrics()
 
@@ -182,3 +182,9 @@ def test_state_survives_in_the_middle_of_a_delay() -> None:
 def test_impossible_knobs_are_refused_by_name(knob: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"algo_kwargs.{knob}"):
         TD3Config(**{knob: value})
+
+
+def test_a_schedule_reaches_both_steps() -> None:
+    td3 = make(learning_rate=1e-2, lr_schedule="linear")
+    td3.learn(replay(), Progress(750, 1000), updates=2)
+    assert [step.learning_rate for step in td3.gradient_steps] == [2.5e-3, 2.5e-3]

@@ -5,18 +5,69 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from rl_training.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
 
+class OldName(NamedTuple):
+    """What a setting is called now that had another name before."""
+
+    new: str
+    convert: Callable[[Any], Any] = lambda value: value
+    """From a value under the old name to the value under the new one."""
+
+
+def old_names(cls: type[Any]) -> Mapping[str, OldName]:
+    """Return the old names of a config dataclass: its attribute ``OLD_NAMES``."""
+    names: Mapping[str, OldName] = getattr(cls, "OLD_NAMES", {})
+    return names
+
+
+def renamed(cls: type[Any], values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return settings under their new names; warn of old ones."""
+    result = dict(values)
+    prefix = f"{where}." if where else ""
+    for old, (new, convert) in old_names(cls).items():
+        value = result.pop(old, None)
+        if value is None:
+            continue
+        value = convert(value)
+        if result.get(new, value) != value:
+            raise ConfigError(
+                f"'{prefix}{old}' is the old name of '{prefix}{new}', and both are set to different"
+                f" values: remove '{prefix}{old}'"
+            )
+        _warn_of_old_name(prefix, old, new)
+        result[new] = value
+    return result
+
+
+def take_old_names(instance: Any, where: str = "") -> None:
+    """Move the values of old names of a frozen dataclass to their new names, and warn."""
+    for old, (new, convert) in old_names(type(instance)).items():
+        value = getattr(instance, old)
+        if value is not None:
+            _warn_of_old_name(f"{where}." if where else "", old, new)
+            object.__setattr__(instance, new, convert(value))
+            object.__setattr__(instance, old, None)
+
+
+def _warn_of_old_name(prefix: str, old: str, new: str) -> None:
+    warnings.warn(
+        f"'{prefix}{old}' is now called '{prefix}{new}': rename it", FutureWarning, stacklevel=5
+    )
+
+
 def build_dataclass(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Make a dataclass from a mapping: unknown keys and wrong types are refused by name."""
+    values = renamed(cls, values, where)
     hints = typing.get_type_hints(cls)
     fields = {f.name for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
@@ -145,9 +196,11 @@ def _wrong(where: str, wanted: str, value: Any) -> ConfigError:
 
 
 def to_plain(instance: Any) -> Any:
-    """Dataclasses, tuples and paths as the plain values YAML and JSON hold."""
+    """Return dataclasses, tuples and paths as the plain values that YAML and JSON hold."""
     if dataclasses.is_dataclass(instance) and not isinstance(instance, type):
-        return {f.name: to_plain(getattr(instance, f.name)) for f in dataclasses.fields(instance)}
+        names = [f.name for f in dataclasses.fields(instance)]
+        old = old_names(type(instance))
+        return {name: to_plain(getattr(instance, name)) for name in names if name not in old}
     if isinstance(instance, Mapping):
         return {key: to_plain(value) for key, value in instance.items()}
     if isinstance(instance, (list, tuple)):

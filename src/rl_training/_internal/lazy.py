@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -29,3 +29,23 @@ def lazy_exports(
         return sorted(table)
 
     return get, names
+
+
+def names_defined_in(modules: Iterable[str]) -> list[str]:
+    """Return the public names that modules define themselves."""
+    return sorted(
+        name
+        for module in modules
+        for name, value in vars(importlib.import_module(module)).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module
+    )
+
+
+def defined_in(modules: Iterable[str], name: str, package: str) -> Any:
+    """Return the attribute ``name`` that one of the modules defines itself."""
+    if not name.startswith("_"):
+        for module in modules:
+            value = vars(importlib.import_module(module)).get(name)
+            if getattr(value, "__module__", None) == module:
+                return value
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_training.errors import ConfigError
-from rl_training.types import Run
 
 Acceleration = Literal["eager", "compile", "cudagraph"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,7 +38,7 @@ class CudaGraph:
     The first calls run as they are, on a stream of their own: what they do counts, and what is
     allocated lazily (workspaces, compiled code) exists before the capture. The function may change
     tensors in place; it must not wait for the device, draw random numbers or depend on numbers
-    that are not tensors. Inputs must be alike in every call; those on the host travel together.
+    that are not tensors. Inputs must be alike in every call; those on the host are sent together.
     """
 
     _WARM_UP = 3
@@ -60,7 +59,7 @@ class CudaGraph:
         self._inputs.load(inputs)
         self._calls += 1
         if self._calls <= self._WARM_UP:
-            return self._on_side_stream()
+            return self._warm_up()
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
@@ -74,6 +73,19 @@ class CudaGraph:
     def inputs(self) -> Any:
         """The last call's inputs on the device; the next call overwrites them."""
         return self._inputs.on_device
+
+    def _warm_up(self) -> Any:
+        before = torch.cuda.get_rng_state(self._device)
+        outputs = self._on_side_stream()
+        # The first call may compile, which is no part of the graph.
+        drew = not torch.equal(torch.cuda.get_rng_state(self._device), before)
+        if drew and self._calls > 1:
+            raise ConfigError(
+                "'acceleration' must be eager or compile: a network draws random numbers of its own"
+                " (torch.rand or functional.dropout in an encoder, say), which cudagraph does not"
+                " support; or remove what draws them"
+            )
+        return outputs
 
     def _on_side_stream(self) -> Any:
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -138,15 +150,3 @@ def _copy_into(places: Any, values: Any) -> None:
     else:
         for place, value in zip(places, values, strict=True):
             _copy_into(place, value)
-
-
-def require_stepwise(algo: str, run: Run) -> None:
-    """Refuse what a network that remembers cannot do.
-
-    The number of sequences changes from update to update, and an LSTM's kernels are fused as they
-    are: there is nothing to compile. Halves in turn would need two memories.
-    """
-    if run.acceleration != "eager":
-        raise ConfigError(f"'acceleration' must be eager for {algo}; got {run.acceleration!r}")
-    if run.overlap:
-        raise ConfigError(f"'overlap' does not go with {algo}")

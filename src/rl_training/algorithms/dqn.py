@@ -1,4 +1,4 @@
-"""Deep Q-learning (Mnih et al. 2015), with its usual refinements as typed switches."""
+"""Deep Q-learning (Mnih et al. 2015), and its usual refinements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl_training.types import Progress
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DQNConfig(QLearningConfig):
-    """DQN's knobs."""
+    """DQN's settings."""
 
     dueling: bool = False
     """Separate state values and advantages (arXiv:1511.06581)."""
@@ -32,7 +32,7 @@ class DQNConfig(QLearningConfig):
     priority_alpha: float = 0.6
     """How much priorities matter, 0 to 1."""
     priority_beta: float = 0.4
-    """Correction for priorities at the start; annealed to 1 over the run."""
+    """Share of the bias of priorities that is corrected, 0 to 1; it rises to 1 over the run."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the hidden layers; unset: 120 84, none after images."""
 
@@ -42,17 +42,17 @@ class DQNConfig(QLearningConfig):
             self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
 
     def prioritization(self) -> Prioritization | None:
-        """How replay is prioritised, if at all."""
+        """Return how the replay is prioritised; None: every transition is equally likely."""
         return Prioritization(self.priority_alpha) if self.prioritized else None
 
 
 def dqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The Huber loss of TD errors, weighted by importance.
+    """Return the Huber loss of TD errors, weighted by importance.
 
         td   = targets - q_values
         loss = mean( weights huber(td) ),  huber(x) = x^2/2 where |x| < 1, else |x| - 1/2
 
-    ``td_errors`` comes back per row, for priorities.
+    ``td_errors`` is returned per row, for priorities.
     """
     q_values, targets = batch["q_values"], batch["targets"]
     losses = functional.smooth_l1_loss(q_values, targets, reduction="none")
@@ -69,7 +69,7 @@ class QNetwork(Protocol):
     """What DQN needs of a model."""
 
     def q_values(self, obs: Any) -> Tensor:
-        """Values of all actions, illegal ones at the least float."""
+        """Return values of all actions, those of illegal ones at the least float."""
         ...
 
 
@@ -92,7 +92,7 @@ class DQN(QLearner):
         return first + progress.fraction * (1 - first)
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`dqn_loss` of the current networks on stored data.
+        """Return `dqn_loss` of the current networks on stored data.
 
         target = rewards + discounts max_a Q_target(next_obs, a); with ``double`` the action is
         argmax_a Q(next_obs, a).

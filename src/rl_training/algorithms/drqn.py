@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.acceleration import require_stepwise
+from rl_training._internal.coerce import OldName
 from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.q_learning import (
     QLearner,
@@ -22,14 +22,21 @@ from rl_training.types import Run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DRQNConfig(QLearningConfig):
-    """DRQN's knobs."""
+    """DRQN's settings."""
 
-    batch_size: int = 32
+    batch_sequences: int = 32
     """Sequences per update."""
+    batch_size: int | None = None  # type: ignore[assignment]
+    """Old name of batch_sequences."""
+    OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
+        **QLearningConfig.OLD_NAMES,
+        "batch_size": OldName("batch_sequences"),
+    }
+    """Settings that have a new name."""
     sequence_length: int = 16
-    """Most steps of a sequence: as far as gradients flow back. None goes on after an episode."""
+    """Most steps of a sequence, over which gradients flow back; sequences end with episodes."""
     burn_in: int = 4
-    """First steps of a sequence within an episode, seen to refresh its memory but not learnt."""
+    """First steps of a sequence that only refresh the LSTM's state (not at an episode's start)."""
     lstm_size: int = 64
     """Cells of the LSTM."""
     hidden_sizes: tuple[int, ...] | None = None
@@ -46,14 +53,21 @@ class DRQNConfig(QLearningConfig):
         few = 1 <= self.n_step <= self.sequence_length
         self._require(few, "n_step", f"at most sequence_length = {self.sequence_length}")
         self._require(self.hidden_sizes != (), "hidden_sizes", "one width or more")
-        self._require(self.encoder is None, "encoder", "unset: drqn sees vectors as they are")
+        self._require(self.encoder is None, "encoder", "unset: drqn takes vectors as they are")
         on_host = self.replay_device == "cpu"
         self._require(on_host, "replay_device", "cpu: sequences are put together on the host")
 
+    def _check_batch(self) -> None:
+        self._require(self.batch_sequences >= 1, "batch_sequences", "at least 1")
+
+    @property
+    def samples_per_update(self) -> int:
+        """How many sequences an update draws from the replay."""
+        return self.batch_sequences
+
     def check_run(self, run: Run) -> None:
-        """Refuse what does not fit the rest of a config, and all but eager updates."""
+        """Refuse settings that do not fit the rest of a config."""
         super().check_run(run)
-        require_stepwise("drqn", run)
         self._require(
             self.buffer_size >= 2 * run.num_envs * self.sequence_length,
             "buffer_size",
@@ -62,13 +76,13 @@ class DRQNConfig(QLearningConfig):
 
 
 def drqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Half the squared TD error of the steps of sequences (time, batch) where ``mask`` is 1.
+    """Return half the squared TD error over sequences (time, batch) where ``mask`` is 1.
 
         loss = sum( mask (target - q)^2 ) / (2 time batch)
 
     The divisor counts padding and burn-in too, so that it is a constant and every learnt step has
     the same weight in every batch. In a mean over ``mask`` steps of short sequences weigh more.
-    Not DQN's Huber loss: where an observation does not tell the whole state its targets differ by
+    Not DQN's Huber loss: where an observation shows only a part of the state, targets differ by
     what is hidden, and only squares pull towards their mean instead of their median.
     """
     q_values, mask = batch["q_values"], batch["mask"]
@@ -81,20 +95,20 @@ def drqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def sequence_targets(batch: Mapping[str, Tensor], best: Tensor, n_step: int) -> Tensor:
-    """What each step of a sequence should be worth, by up to ``n_step`` rewards.
+    """Return the target of each step of a sequence, of up to ``n_step`` rewards.
 
-    With b_t = ``best`` the value of what follows step t, r the rewards and d the discounts,
+    With b_t = ``best`` the value of the observation after step t, r the rewards, d the discounts:
 
         G1_t = r_t + d_t b_t,  Gn_t = r_t + d_t G(n-1)_{t+1}
 
     and b_t instead of G_{t+1} where the sequence ends before.
     """
-    goes_on = torch.zeros_like(best, dtype=torch.bool)
-    goes_on[:-1] = batch["mask"][1:] > 0
+    has_next = torch.zeros_like(best, dtype=torch.bool)
+    has_next[:-1] = batch["mask"][1:] > 0
     ahead = best
     for _ in range(n_step - 1):
         targets = batch["rewards"] + batch["discounts"] * ahead
-        ahead = torch.where(goes_on, targets.roll(-1, 0), best)
+        ahead = torch.where(has_next, targets.roll(-1, 0), best)
     return batch["rewards"] + batch["discounts"] * ahead
 
 
@@ -102,12 +116,12 @@ class SequenceQNetwork(Protocol):
     """What DRQN needs of a model."""
 
     def q_values_sequence(self, obs: Any, state: Tensor) -> Tensor:
-        """Values of all actions along sequences."""
+        """Return values of all actions along sequences."""
         ...
 
 
 class DRQN(QLearner):
-    """Q-learning along sequences, from the states that were remembered where they began."""
+    """Q-learning along sequences, from the recurrent states stored where they begin."""
 
     def __init__(
         self, model: Any, config: DRQNConfig, *, generator: torch.Generator | None = None
@@ -116,10 +130,10 @@ class DRQN(QLearner):
         self.model: SequenceQNetwork = model
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`drqn_loss` of the current networks on stored sequences.
+        """Return `drqn_loss` of the current networks on stored sequences.
 
-        ``obs`` is one longer than the rest: the true successor of the last step. What follows step
-        t is worth max_a Q_target(o_{t+1}, a), given the memory of all before; with ``double``
+        ``obs`` is one longer than the rest: the true successor of the last step. The value of the
+        observation after step t is max_a Q_target(o_{t+1}, a), given all before it; with ``double``
         a = argmax_a Q(o_{t+1}, a).
         """
         obs, state = batch["obs"], batch["state"]

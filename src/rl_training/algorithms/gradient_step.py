@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from rl_training.algorithms.acceleration import Acceleration, accelerate
+from rl_training.algorithms.module_mode import (
+    changing_buffers,
+    mode_dependent,
+    refuse_random_modules,
+    set_mode,
+)
+from rl_training.algorithms.optimizers import Optimizer, runs_compiled
 
 LossFn = Callable[[Mapping[str, Any]], dict[str, Tensor]]
+Reduce = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
 
 class GradientStep:
-    """Minimises ``loss(batch)["loss"]`` over a module's parameters, one Adam step per call.
+    """Minimises ``loss(batch)["loss"]`` over a module's parameters, one optimizer step per call.
 
     ``loss`` must reach its parameters through ``module`` alone. The parameters are laid into one
-    flat tensor (the module's become views of it), so that clipping and Adam are each one
-    operation however many layers there are. A second loss over the same module, with moments of
-    its own, is stepped ``beside`` the first. The call returns the loss's tensors, detached:
-    nothing is transferred to the host here.
+    flat tensor (the module's become views of it), so that clipping and the optimizer are each one
+    operation however many layers there are: place the module on its device before. A second loss
+    over the same module, with an optimizer state of its own, is stepped ``beside`` the first.
+
+    A call computes the flat gradient, passes it and the metrics through ``reduce`` where given (a
+    mean over processes, say), clips it to ``max_grad_norm`` and applies the optimizer. Under
+    ``cudagraph`` ``reduce`` is captured with the rest. Weight decay leaves ``no_decay`` alone.
+    ``module`` is in train mode during the call and in eval mode after it; other modules that the
+    loss reads keep their mode. The call returns the loss's tensors, detached: nothing is
+    transferred to the host here.
     """
 
     def __init__(
@@ -33,122 +45,127 @@ class GradientStep:
         *,
         learning_rate: float,
         max_grad_norm: float | None = None,
-        adam_eps: float = 1e-8,
+        optimizer: Optimizer = Optimizer(),  # noqa: B008 - frozen
         acceleration: Acceleration = "eager",
         beside: GradientStep | None = None,
+        reduce: Reduce | None = None,
+        no_decay: Iterable[nn.Parameter] = (),
     ) -> None:
+        if acceleration == "cudagraph":
+            refuse_random_modules(module)
         self.flat: Tensor = flatten(trainable(module)) if beside is None else beside.flat
+        self.optimizer = optimizer
+        self.moments = optimizer.init_state(self.flat)
+        """The optimizer's state: its step count and its averages over gradients."""
         device = self.flat.device
-        self.moments = {
-            "step": torch.zeros((), device=device),
-            "exp_avg": torch.zeros_like(self.flat),
-            "exp_avg_sq": torch.zeros_like(self.flat),
-        }
-        self._eps = adam_eps
-        self._rate: float | Tensor = learning_rate
-        self._adam: Callable[..., None] = _adam_kernel
-        if acceleration != "eager" and device.type == "cuda":
-            # torch's fused kernel spreads one tensor over few of a GPU's processors. Compiled code
-            # reads the step size from a tensor, so that it can change between calls.
-            self._rate = torch.tensor(learning_rate, device=device)
-            self._adam = accelerate(_adam_formula, acceleration)
-        self._gradient = gradient_function(module, loss, max_grad_norm, acceleration)
+        self._learning_rate = learning_rate
+        self._rate_tensor: Tensor | None = None
+        if runs_compiled(device, acceleration):
+            # Compiled code reads the rate from a tensor, so that it can change between calls.
+            self._rate_tensor = torch.tensor(learning_rate, device=device)
+        self._apply = optimizer.update_function(
+            device, acceleration, decayed=_decay_mask(module, no_decay)
+        )
+        self._reduce = reduce
+        self._max_norm = max_grad_norm
+        within = max_grad_norm if reduce is None else None
+        self._gradient = gradient_function(module, loss, within, acceleration)
+        self._switched = mode_dependent(module)
+        self._places = _places_of(module)
+        self._parts = [
+            (parent._modules, key, part)
+            for parent in module.modules()
+            for key, part in parent._modules.items()
+            if part is not None
+        ]
 
     @property
     def learning_rate(self) -> float:
-        """Adam's step size."""
-        return float(self._rate)
+        """The optimizer's step size."""
+        return self._learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        if isinstance(self._rate, Tensor):
-            self._rate.fill_(value)
-        else:
-            self._rate = value
+        self._learning_rate = value
+        if self._rate_tensor is not None:
+            self._rate_tensor.fill_(value)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Backward, clip, step."""
-        gradient, metrics = self._gradient(batch)
-        self._adam(self.flat, gradient, **self.moments, rate=self._rate, eps=self._eps)
+        """Compute the gradient, reduce it, clip it, and step."""
+        self.check_placement()
+        if self._switched:
+            set_mode(self._switched, training=True)
+            try:
+                gradient, metrics = self._gradient(batch)
+            finally:
+                set_mode(self._switched, training=False)
+        else:
+            gradient, metrics = self._gradient(batch)
+        if self._reduce is not None:
+            gradient, metrics = self._reduce(gradient, metrics)
+            if self._max_norm is not None:
+                gradient = gradient * clip_scale(gradient, self._max_norm)
+        rate = self._learning_rate if self._rate_tensor is None else self._rate_tensor
+        self._apply(self.flat, gradient, self.moments, rate)
         return metrics
 
+    def check_placement(self) -> None:
+        """Raise where a parameter is no longer part of the flat tensor, which is what is stepped.
+
+        Costs about a tenth of a microsecond per parameter. A captured CUDA graph runs no Python,
+        so learners call this before they replay one.
+        """
+        for owner, key, part in self._parts:
+            if owner.get(key) is not part:
+                raise RuntimeError(
+                    f"submodule {key!r} was replaced after its GradientStep was built, so that"
+                    " steps would not reach it: build a new GradientStep, or change values with"
+                    " load_state_dict or copy_"
+                )
+        for place in self._places:
+            parameter = place.owner[place.key]
+            if parameter is None or parameter.data_ptr() != place.pointer:
+                raise RuntimeError(
+                    f"parameter {place.name!r} was replaced or moved after its GradientStep was"
+                    " built, so that steps would not reach it: move or convert the module (.to(),"
+                    " .double(), .data) before, or build a new GradientStep; to change values"
+                    " use load_state_dict or copy_"
+                )
+
     def state_dict(self) -> dict[str, Any]:
-        """Adam's moments and the step size; nothing that depends on the device or the mode."""
-        return {**self.moments, "learning_rate": self.learning_rate}
+        """Return the optimizer's state and rate; nothing that depends on the device or the mode."""
+        state = {**self.moments, "learning_rate": self.learning_rate}
+        name = self.optimizer.name  # without a name it is Adam's, as in the first checkpoints
+        return state if name == "adam" else {**state, "optimizer": name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring them back, in place."""
-        for name, tensor in self.moments.items():
-            if state[name].shape != tensor.shape:
+        """Restore them, in place."""
+        saved, name = state.get("optimizer", "adam"), self.optimizer.name
+        if saved != name:
+            raise ValueError(
+                f"the saved optimizer state is that of {saved!r} and cannot be loaded into"
+                f" {name!r}: set optimizer to {saved!r}, or start a new run from the saved weights"
+            )
+        for key, tensor in self.moments.items():
+            if state[key].shape != tensor.shape:
                 raise ValueError(
-                    f"'{name}' was saved as {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
+                    f"'{key}' was saved as {tuple(state[key].shape)}, not {tuple(tensor.shape)}"
                 )
-            tensor.copy_(state[name])
+            tensor.copy_(state[key])
         self.learning_rate = float(state["learning_rate"])
 
 
-_BETA1, _BETA2 = 0.9, 0.999
-
-
-@torch.no_grad()
-def _adam_kernel(
-    flat: Tensor,
-    gradient: Tensor,
-    step: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    *,
-    rate: float | Tensor,
-    eps: float,
-) -> None:
-    # As a function: for one tensor the optimizer object costs more than its arithmetic.
-    adam(
-        [flat],
-        [gradient],
-        [exp_avg],
-        [exp_avg_sq],
-        [],
-        [step],
-        fused=True,
-        amsgrad=False,
-        beta1=_BETA1,
-        beta2=_BETA2,
-        lr=rate,
-        weight_decay=0.0,
-        eps=eps,
-        maximize=False,
-    )
-
-
-@torch.no_grad()
-def _adam_formula(
-    flat: Tensor,
-    gradient: Tensor,
-    step: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    *,
-    rate: Tensor,
-    eps: float,
-) -> None:
-    """Adam (Kingma and Ba 2015, arXiv:1412.6980), to be compiled into one kernel."""
-    step += 1
-    exp_avg.lerp_(gradient, 1 - _BETA1)
-    exp_avg_sq.lerp_(gradient.square(), 1 - _BETA2)
-    # 1 - beta^step, without losing digits while that is small.
-    correction1 = -torch.expm1(step * math.log(_BETA1))
-    correction2 = -torch.expm1(step * math.log(_BETA2))
-    flat.sub_(rate / correction1 * exp_avg / ((exp_avg_sq / correction2).sqrt() + eps))
-
-
 def clip_scale(gradient: Tensor, max_norm: float) -> Tensor:
-    """What a gradient must be multiplied by to have a norm of at most ``max_norm``."""
+    """Return what a gradient must be multiplied by to have a norm of at most ``max_norm``."""
     norm = torch.linalg.vector_norm(gradient)
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)  # type: ignore[no-any-return]
 
 
+# -- parameters as views of one tensor -------------------------------------------------------------
+
+
 def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are learnt; a user's encoder may hold frozen ones."""
+    """Return the parameters that are learnt; a user's encoder may hold frozen ones."""
     return [p for p in module.parameters() if p.requires_grad]
 
 
@@ -162,26 +179,77 @@ def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
     return flat
 
 
+class _Place(NamedTuple):
+    """Where a parameter is looked up and where its numbers must be."""
+
+    name: str
+    owner: dict[str, nn.Parameter | None]
+    key: str
+    pointer: int
+
+
+def _places_of(module: nn.Module) -> list[_Place]:
+    places: dict[nn.Parameter, _Place] = {}
+    for path, part in module.named_modules():
+        for key, parameter in part._parameters.items():
+            if parameter is not None and parameter.requires_grad and parameter not in places:
+                name = f"{path}.{key}" if path else key
+                pointer = parameter.data_ptr()
+                places[parameter] = _Place(name, part._parameters, key, pointer)
+    return list(places.values())
+
+
+def _decay_mask(module: nn.Module, no_decay: Iterable[nn.Parameter]) -> Tensor | None:
+    """Return 1 per number that weight decay applies to, 0 elsewhere; None: all of them."""
+    spared = set(no_decay)
+    if not spared:
+        return None
+    return torch.cat(
+        [
+            (torch.zeros_like if p in spared else torch.ones_like)(p.data).reshape(-1)
+            for p in trainable(module)
+        ]
+    )
+
+
+# -- targets ---------------------------------------------------------------------------------------
+
 Network = TypeVar("Network", bound=nn.Module)
 
 
 class Target(Generic[Network]):
-    """A slow copy of a module: theta' <- theta' + tau (theta - theta')."""
+    """A slow copy of a module, in eval mode: theta' <- theta' + tau (theta - theta')."""
 
     def __init__(self, module: Network) -> None:
         self.module = copy.deepcopy(module)
         self._flat = flatten(trainable(self.module))
-        self.module.requires_grad_(False)
+        self.module.requires_grad_(False).eval()
+        self._buffers = [
+            (mine._buffers, theirs._buffers, key)
+            for mine, theirs in zip(self.module.modules(), module.modules(), strict=True)
+            for key, buffer in mine._buffers.items()
+            # Sums that a normaliser keeps on the host are read by its own `update` alone, and a
+            # CUDA graph could not copy them.
+            if buffer is not None and buffer.device == self._flat.device
+        ]
 
     def copy(self, module: Network) -> None:
-        """Become equal to a module, also in what `follow` leaves alone (frozen, or a buffer)."""
+        """Become equal to a module, also in what `follow` leaves alone (frozen parameters)."""
         self.module.load_state_dict(module.state_dict())
 
     @torch.no_grad()
     def follow(self, flat: Tensor, tau: float) -> None:
-        """Move towards the parameters that a `GradientStep` laid out; 1 copies them."""
-        self._flat.lerp_(flat, tau)
+        """Move towards the parameters that a `GradientStep` laid out; 1 copies them.
 
+        Buffers (statistics of BatchNorm or of a normaliser) are copied from the module that this
+        is a target of.
+        """
+        self._flat.lerp_(flat, tau)
+        for mine, theirs, key in self._buffers:
+            mine[key].copy_(theirs[key])  # type: ignore[union-attr, arg-type]
+
+
+# -- gradients -------------------------------------------------------------------------------------
 
 GradientFn = Callable[[Mapping[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -189,7 +257,7 @@ GradientFn = Callable[[Mapping[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 def gradient_function(
     module: nn.Module, loss: LossFn, max_norm: float | None, mode: Acceleration
 ) -> GradientFn:
-    """A function from a batch to the flat, clipped gradient and the metrics."""
+    """Return a function from a batch to the flat gradient, clipped, and the metrics."""
     make = _eager if mode == "eager" else _compiled
     return make(module, loss, max_norm)
 
@@ -233,18 +301,25 @@ def _compiled(module: nn.Module, loss: LossFn, max_norm: float | None) -> Gradie
     parameters = {
         f"module.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad
     }
+    # torch.func refuses to change tensors from outside the function: copies are changed, returned,
+    # and written back.
+    buffers = {f"module.{name}": buffer for name, buffer in changing_buffers(module).items()}
 
     def whole(
-        params: dict[str, Tensor], batch: Mapping[str, Any]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        def of(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            return torch.func.functional_call(wrapped, params, (batch,))  # type: ignore[no-any-return]
+        params: dict[str, Tensor], buffers: dict[str, Tensor], batch: Mapping[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        def of(
+            params: dict[str, Tensor],
+        ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+            given = {**params, **{name: buffer.clone() for name, buffer in buffers.items()}}
+            value, metrics = torch.func.functional_call(wrapped, given, (batch,))
+            return value, (metrics, {name: given[name] for name in buffers})
 
-        parts, (_, metrics) = torch.func.grad_and_value(of, has_aux=True)(params)
+        parts, (_, (metrics, changed)) = torch.func.grad_and_value(of, has_aux=True)(params)
         flat = torch.cat([part.reshape(-1) for part in parts.values()])
         if max_norm is not None:
             flat = flat * clip_scale(flat, max_norm)
-        return flat, metrics
+        return flat, metrics, changed
 
     compiled = accelerate(whole, "compile")
 
@@ -252,6 +327,9 @@ def _compiled(module: nn.Module, loss: LossFn, max_norm: float | None) -> Gradie
     # their gradients prepared too; `grad_and_value` makes its own all the same.
     @torch.no_grad()
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        return compiled(parameters, batch)
+        flat, metrics, changed = compiled(parameters, buffers, batch)
+        for name, buffer in changed.items():
+            buffers[name].copy_(buffer)
+        return flat, metrics
 
     return gradient

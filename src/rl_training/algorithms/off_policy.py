@@ -1,4 +1,4 @@
-"""What every off-policy algorithm shares: its knobs, and learning from replay batch by batch."""
+"""What every off-policy algorithm shares: settings, and updates from batches of a replay."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rl_training._internal.coerce import check_types, require
 from rl_training.algorithms.acceleration import Acceleration, graphed
+from rl_training.algorithms.gradient_step import GradientStep
+from rl_training.algorithms.metrics import MetricSums
+from rl_training.algorithms.schedules import OptimizationConfig, set_learning_rates
 from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.types import Progress, Run, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig:
-    """When to learn, and from how much."""
+class OffPolicyConfig(OptimizationConfig):
+    """Settings of every algorithm that learns from a replay."""
 
-    learning_rate: float = 3e-4
-    """Adam's step size."""
     buffer_size: int = 1_000_000
     """Transitions kept for replay, over all environments."""
     learning_starts: int = 1000
-    """Steps of random actions before anything is learnt."""
+    """Steps of random actions before the first update."""
     batch_size: int = 256
     """Transitions per update."""
     train_freq: int = 1
     """Learn at every crossing of a multiple of this many transitions."""
     gradient_steps: float = 1.0
-    """Updates owed at each crossing; fractions add up, -1 is one per transition."""
+    """Updates at each crossing; fractions add up, -1 is one update per transition."""
     gamma: float = 0.99
     """Discount factor."""
     n_step: int = 1
-    """Steps of reward summed before the value of what follows."""
+    """Rewards summed in a target before the value of the observation after them."""
     hidden_sizes: tuple[int, ...] | None = (256, 256)
     """Widths of the hidden layers of every network; unset: 256 256, none after images."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "relu"
@@ -47,45 +47,50 @@ class OffPolicyConfig:
     encoder: str | None = None
     """A 'module:Class' taking the ObsSpec, with an output_size; unset: a NatureCNN per image."""
     feature_size: int = 512
-    """Numbers that a convolutional network makes of each image."""
+    """Features that a convolutional network computes of each image."""
     replay_device: Literal["cpu", "accelerator"] = "cpu"
-    """'accelerator' keeps a copy of the replay beside the networks and draws batches there."""
+    """'accelerator' copies the replay to the networks' device and gathers batches there."""
 
     def __post_init__(self) -> None:
-        check_types(self, "algo_kwargs")
-        for name in ("buffer_size", "batch_size", "train_freq", "n_step", "feature_size"):
+        super().__post_init__()
+        for name in ("buffer_size", "train_freq", "n_step", "feature_size"):
             self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._check_batch()
         self._require(self.learning_starts >= 0, "learning_starts", "zero or more")
         self._require(0 <= self.gamma <= 1, "gamma", "between 0 and 1")
-        finite_rate = 0 < self.learning_rate < math.inf
-        self._require(finite_rate, "learning_rate", "above 0 and finite")
         steps = self.gradient_steps
         self._require(steps == -1 or 0 < steps < math.inf, "gradient_steps", "above 0, or -1")
         for width in self.hidden_sizes or ():
             self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
-    def _require(self, condition: bool, name: str, rule: str) -> None:
-        require(condition, f"algo_kwargs.{name}", rule, getattr(self, name))
+    def _check_batch(self) -> None:
+        self._require(self.batch_size >= 1, "batch_size", "at least 1")
+
+    @property
+    def samples_per_update(self) -> int:
+        """How many transitions, or sequences of them, an update draws from the replay."""
+        return self.batch_size
 
     def check_run(self, run: Run) -> None:
-        """Refuse knobs that do not fit the rest of a config, and the reverse."""
+        """Refuse settings that do not fit the rest of a config, and the reverse."""
         self._require(
             self.buffer_size >= run.num_envs, "buffer_size", f"at least num_envs = {run.num_envs}"
         )
-        for name in ("normalize_obs", "normalize_reward"):
-            if getattr(run, name):
-                raise ConfigError(
-                    f"'{name}' does not go with replay, which would mix scales: use a wrapper"
-                    " with a fixed one"
-                )
+        if run.normalize_reward:
+            raise ConfigError(
+                "'normalize_reward' must be false for algorithms with a replay: stored rewards stay"
+                " as they were while the statistics change, and scaling them when they are sampled"
+                " would change the scale of all targets with every change of the statistics;"
+                " multiply rewards by a constant in a wrapper (gymnasium's TransformReward)"
+            )
 
     def prioritization(self) -> Prioritization | None:
-        """How replay is prioritised, if at all."""
+        """Return how the replay is prioritised; None: every transition is equally likely."""
         return None
 
 
 def ensemble_td_loss(q_values: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared TD error of each critic, halved, summed: ``q_values`` is (critics, batch).
+    """Return the sum over critics of half the mean squared TD error; q_values: (critics, batch).
 
     loss = sum_i mean( (q_i - target)^2 ) / 2
     """
@@ -93,15 +98,17 @@ def ensemble_td_loss(q_values: Tensor, targets: Tensor) -> Tensor:
 
 
 class ReplayLearner(ABC):
-    """Draws batches from a replay and runs ``update`` on each, the unit that is graphed.
+    """Samples batches from a replay and runs ``update`` on each, the unit that is graphed.
 
     ``update`` gets a batch with the ``noise`` it needs, changes parameters in place and returns
-    metrics, which are summed on the device. Some of its work may be due only every so many
-    updates: ``due`` says whether it is.
+    metrics, which are summed on the device. A part of its work may run only every so many updates:
+    `_runs_delayed` returns when.
     """
 
     noise_shape: tuple[int, ...] | None = None
     """Shape of the normal noise one update takes; None: it takes none."""
+    gradient_steps: tuple[GradientStep, ...] = ()
+    """Every gradient step of an update; subclasses set it when they are built."""
 
     def __init__(
         self,
@@ -112,99 +119,92 @@ class ReplayLearner(ABC):
         acceleration: Acceleration,
     ) -> None:
         self.module = module
+        self.config: Any = config
         self.generator = generator if generator is not None else torch.Generator()
         self.num_updates = 0
-        self._metric_names: tuple[str, ...] = ()
-        self._metric_sums: Tensor | None = None
-        self._updates_summed = 0
-        self._batch_size = config.batch_size
-        self._prioritized = config.prioritization() is not None
         self._device = next(module.parameters()).device
+        self.metrics = MetricSums(self._device)
+        self._prioritized = config.prioritization() is not None
         # A graph takes its inputs from the host by itself.
         self._moves_batches = self._device.type != "cpu" and acceleration != "cudagraph"
         self._run = {
-            due: graphed(
-                functools.partial(self._update, due), acceleration, self._device, copies=False
+            delayed: graphed(
+                functools.partial(self._update, delayed), acceleration, self._device, copies=False
             )
-            for due in (False, True)
+            for delayed in (False, True)
         }
 
     def learn(
-        self, replay: ReplayBuffer, updates: int, progress: Progress, stop: StopRequest = never
+        self,
+        experience: ReplayBuffer,
+        progress: Progress,
+        stop: StopRequest = never,
+        *,
+        updates: int = 1,
     ) -> int:
         """Take ``updates`` steps, or fewer where ``stop`` requests it; return how many.
 
         Nothing is transferred from the device.
         """
+        for step in self.gradient_steps:
+            step.check_placement()
+        set_learning_rates(self.config, progress, *self.gradient_steps)
         beta = self._beta(progress)
         for done in range(updates):
             if stop():
                 return done
-            batch = replay.sample(self._batch_size, self.generator, beta=beta)
+            batch = experience.sample(self.config.samples_per_update, self.generator, beta=beta)
             cells = batch.pop("cells")
             if self.noise_shape is not None:
                 batch["noise"] = torch.randn(self.noise_shape, generator=self.generator)
             if self._moves_batches:
                 batch = pytree.tree_map(lambda leaf: leaf.to(self._device), batch)
             self.num_updates += 1
-            td_errors = self._run[self._is_due()](batch)
-            self._updates_summed += 1
+            td_errors = self._run[self._runs_delayed()](batch)
+            self.metrics.updates += 1
             if self._prioritized:
-                replay.update_priorities(cells, td_errors)
+                experience.update_priorities(cells, td_errors)
         return updates
 
-    def _update(self, due: bool, batch: dict[str, Any]) -> Any:
-        metrics = self.update(batch, due=due)
+    def _update(self, delayed: bool, batch: dict[str, Any]) -> Any:
+        metrics = self.update(batch, delayed=delayed)
         td_errors = metrics.pop("td_errors", None)
-        numbers = torch.stack(list(metrics.values()))
-        if self._metric_sums is None:
-            self._metric_names, self._metric_sums = tuple(metrics), torch.zeros_like(numbers)
-        self._metric_sums += numbers
+        self.metrics.add(metrics)
         return td_errors
 
     def pop_metrics(self) -> dict[str, float]:
-        """Means over the updates since the last call, in one transfer; empty without any."""
-        if self._metric_sums is None or not self._updates_summed:
-            return {}
-        means = (self._metric_sums / self._updates_summed).tolist()
-        self._metric_sums.zero_()
-        self._updates_summed = 0
-        return dict(zip(self._metric_names, means, strict=True))
+        """Return means over the updates since the last call, as ``losses/NAME``.
+
+        One transfer from the device; empty where no update was made.
+        """
+        return self.metrics.pop("losses")
 
     def metric_sums(self) -> dict[str, Any]:
-        """The sums since the last `pop_metrics`, for a checkpoint between two reports."""
-        return {
-            "names": list(self._metric_names),
-            "sums": self._metric_sums,
-            "updates": self._updates_summed,
-        }
+        """Return the sums since the last `pop_metrics`, for a checkpoint between two reports."""
+        return self.metrics.state_dict()
 
     def load_metric_sums(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums; in place where there are some, since a graph may write to them."""
-        self._metric_names = tuple(str(name) for name in state["names"])
-        self._updates_summed = int(state["updates"])
-        if state["sums"] is not None:
-            sums = state["sums"].to(self._device)
-            if self._metric_sums is None:
-                self._metric_sums = sums.clone()
-            else:
-                self._metric_sums.copy_(sums)
+        """Restore those sums."""
+        self.metrics.load_state_dict(state)
 
     @abstractmethod
-    def update(self, batch: Mapping[str, Any], *, due: bool) -> dict[str, Tensor]:
-        """One update: metrics, and ``td_errors`` per row where priorities need them."""
+    def update(self, batch: Mapping[str, Any], *, delayed: bool) -> dict[str, Tensor]:
+        """Take one update, with its delayed part or without it.
 
-    def _is_due(self) -> bool:
-        """Whether this update includes what is not part of every one."""
+        Returns metrics, and ``td_errors`` per row where priorities need them.
+        """
+
+    def _runs_delayed(self) -> bool:
+        """Return whether update number ``num_updates`` includes the delayed part."""
         return False
 
     def _beta(self, progress: Progress) -> float:
-        """How much of the bias of prioritised sampling is corrected."""
+        """Return how much of the bias of prioritised sampling is corrected, 0 to 1."""
         del progress
         return 1.0
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Start from other weights: targets follow at once."""
+        """Start from the weights of another run; target networks become equal to them."""
         self.module.load_state_dict(weights)
         self.sync_targets()
 
@@ -213,7 +213,7 @@ class ReplayLearner(ABC):
         """Make the target networks equal to the networks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
+        """Return weights, random state and the number of updates."""
         return {
             "model": self.module.state_dict(),
             "replay_rng": self.generator.get_state(),
@@ -221,7 +221,7 @@ class ReplayLearner(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
+        """Restore a state."""
         self.module.load_state_dict(state["model"])
         self.generator.set_state(state["replay_rng"])
         self.num_updates = int(state["num_updates"])

@@ -1,15 +1,16 @@
-"""What Q-learners share: exploring by epsilon, one gradient step, a target network."""
+"""What Q-learners share: epsilon-greedy exploration, one gradient step, a target network."""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner
@@ -19,10 +20,10 @@ from rl_training.types import Progress, StopRequest, never
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QLearningConfig(OffPolicyConfig):
-    """The knobs of every Q-learner."""
+    """Settings of every Q-learner."""
 
     learning_rate: float = 2.5e-4
-    """Adam's step size."""
+    """Step size of the optimizer, at its highest."""
     buffer_size: int = 100_000
     """Transitions kept for replay, over all environments."""
     batch_size: int = 128
@@ -30,11 +31,17 @@ class QLearningConfig(OffPolicyConfig):
     train_freq: int = 10
     """Learn at every crossing of a multiple of this many transitions."""
     anneal_lr: bool = False
-    """Lower the learning rate linearly to zero over the run."""
+    """Lower the learning rate linearly to zero over the run, where lr_schedule is unset."""
     tau: float = 1.0
     """How far the target network moves towards the network; 1 copies it."""
-    target_update_interval: int = 500
-    """Transitions between moves of the target network; it moves after learning, if at all."""
+    target_update_interval_steps: int = 500
+    """Transitions between moves of the target network, which follow the updates at that step."""
+    target_update_interval: int | None = None
+    """Old name of target_update_interval_steps."""
+    OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
+        "target_update_interval": OldName("target_update_interval_steps")
+    }
+    """Settings that have a new name."""
     exploration_fraction: float = 0.5
     """Share of the run over which epsilon falls."""
     exploration_initial_eps: float = 1.0
@@ -48,38 +55,42 @@ class QLearningConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        interval = "target_update_interval_steps"
+        self._require(self.target_update_interval_steps >= 1, interval, "at least 1")
         self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
-        self._require(self.target_update_interval >= 1, "target_update_interval", "at least 1")
         self._require(self.max_grad_norm > 0, "max_grad_norm", "above 0")
         self._require(0 < self.exploration_fraction <= 1, "exploration_fraction", "in (0, 1]")
         for name in ("exploration_initial_eps", "exploration_final_eps"):
             self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
 
     def epsilon(self, progress: Progress) -> float:
-        """Share of random actions: a straight line, then constant."""
+        """Return the share of random actions: a straight line, then constant."""
         done = min(1.0, progress.fraction / self.exploration_fraction)
         first, last = self.exploration_initial_eps, self.exploration_final_eps
         return first + done * (last - first)
 
     def exploration(self, progress: Progress) -> float:
-        """`epsilon`, but all actions are random in the warm-up."""
+        """Return `epsilon`, or 1 before ``learning_starts``."""
         return 1.0 if progress.step < self.learning_starts else self.epsilon(progress)
 
 
 def best_values(following: Tensor, chooser: Tensor | None) -> Tensor:
-    """max_a Q_target(next, a); with a ``chooser`` Q_target(next, argmax_a chooser(next, a))."""
+    """Return max_a Q_target(next, a).
+
+    With a ``chooser`` it is Q_target(next, argmax_a chooser(next, a)).
+    """
     if chooser is None:
         return following.amax(-1)
     return following.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def values_of(actions: Tensor, values: Tensor) -> Tensor:
-    """The values of the actions that were taken."""
+    """Return the values of the actions that were taken."""
     return values.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 class QLearner(ReplayLearner):
-    """The network, its target, and what one call of `learn` does with replay."""
+    """One network, its gradient step and its target network."""
 
     def __init__(
         self,
@@ -90,47 +101,51 @@ class QLearner(ReplayLearner):
         acceleration: Acceleration = "eager",
     ) -> None:
         super().__init__(model, config, generator=generator, acceleration=acceleration)
-        self.config: Any = config
         self.target: Target[Any] = Target(model)
         self.step = GradientStep(
             model,
             self.loss,
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
+            optimizer=config.optimizer_spec(),
             acceleration=acceleration,
         )
+        self.gradient_steps = (self.step,)
         self._target_moved_at = 0
 
     @abstractmethod
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The loss of the current networks on stored data, with its metrics."""
+        """Return the loss of the current networks on stored data, with its metrics."""
 
     def learn(
-        self, replay: ReplayBuffer, updates: int, progress: Progress, stop: StopRequest = never
+        self,
+        experience: ReplayBuffer,
+        progress: Progress,
+        stop: StopRequest = never,
+        *,
+        updates: int = 1,
     ) -> int:
-        """Take ``updates`` steps; the target network moves where its interval was crossed."""
-        if self.config.anneal_lr:
-            self.step.learning_rate = self.config.learning_rate * (1 - progress.fraction)
-        done = super().learn(replay, updates, progress, stop)
+        """Take ``updates`` steps; move the target network where its interval was crossed."""
+        done = super().learn(experience, progress, stop, updates=updates)
         if done < updates:
             return done
-        interval = self.config.target_update_interval
+        interval = self.config.target_update_interval_steps
         if progress.step // interval > self._target_moved_at // interval:
             self.target.follow(self.step.flat, self.config.tau)
         self._target_moved_at = progress.step
         return done
 
-    def update(self, batch: Mapping[str, Any], *, due: bool = False) -> dict[str, Tensor]:
-        """One gradient step."""
-        del due
+    def update(self, batch: Mapping[str, Any], *, delayed: bool = False) -> dict[str, Tensor]:
+        """Take one gradient step; no part of it is delayed."""
+        del delayed
         return self.step(batch)
 
     def sync_targets(self) -> None:
-        """Copy the network."""
+        """Make the target network equal to the network."""
         self.target.copy(self.module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
+        """Return networks, optimizer, random state and the position of the target's interval."""
         return {
             **super().state_dict(),
             "target": self.target.module.state_dict(),
@@ -139,7 +154,7 @@ class QLearner(ReplayLearner):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
+        """Restore a state."""
         super().load_state_dict(state)
         self.target.module.load_state_dict(state["target"])
         self.step.load_state_dict(state["optimizer"])

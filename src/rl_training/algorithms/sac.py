@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ensemble_td_loss
@@ -18,25 +19,31 @@ from rl_training.models.mlp_continuous import ActorCritics
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SACConfig(OffPolicyConfig):
-    """SAC's knobs."""
+    """SAC's settings."""
 
     tau: float = 0.005
     """How far the target critics move towards the critics at a time; 1 copies them."""
-    target_update_interval: int = 1
+    target_update_interval_updates: int = 1
     """Updates between moves of the target critics."""
+    target_update_interval: int | None = None
+    """Old name of target_update_interval_updates."""
+    OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
+        "target_update_interval": OldName("target_update_interval_updates")
+    }
+    """Settings that have a new name."""
     num_critics: int = 2
-    """Critics; the least of their values counts."""
+    """Number of critics; the least of their values is used."""
     ent_coef: float | None = None
     """Weight of the entropy; unset: learnt, so that the entropy meets target_entropy."""
     ent_coef_init: float = 1.0
-    """Where a learnt weight starts."""
+    """Initial value of a learnt weight."""
     target_entropy: float | None = None
     """Entropy to keep (actions in [-1, 1]); unset: minus the number of action components."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
-        for name in ("target_update_interval", "num_critics"):
+        for name in ("target_update_interval_updates", "num_critics"):
             self._require(getattr(self, name) >= 1, name, "at least 1")
         self._require(0 < self.ent_coef_init < math.inf, "ent_coef_init", "above 0 and finite")
         if self.ent_coef is not None:
@@ -46,7 +53,7 @@ class SACConfig(OffPolicyConfig):
 
 
 def sac_targets(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
-    """Soft values of what followed, for the critics to meet.
+    """Return the critics' targets: rewards and the soft value of the next observation.
 
         target = rewards + discounts ( min_i next_q_i - ent_coef next_logprobs )
 
@@ -57,12 +64,12 @@ def sac_targets(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
 
 
 def sac_actor_loss(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
-    """The policy's loss: mean( ent_coef logprobs - min_i q_i )."""
+    """Return the policy's loss: mean( ent_coef logprobs - min_i q_i )."""
     return (ent_coef * batch["logprobs"] - batch["q"].amin(0)).mean()
 
 
 def sac_temperature_loss(logprobs: Tensor, log_ent_coef: Tensor, target_entropy: float) -> Tensor:
-    """Raises the entropy's weight where the entropy is below its target, and lowers it above.
+    """Return a loss that raises the entropy's weight below the target entropy, lowers it above.
 
     loss = -log_ent_coef mean( logprobs + target_entropy )
     """
@@ -91,6 +98,8 @@ class SACModel(nn.Module):
 class SAC(ReplayLearner):
     """One update: the critics, then the policy against the moved critics, then the targets."""
 
+    config: SACConfig
+
     def __init__(
         self,
         model: SACModel,
@@ -101,7 +110,6 @@ class SAC(ReplayLearner):
     ) -> None:
         super().__init__(model, config, generator=generator, acceleration=acceleration)
         self.model = model
-        self.config = config
         shape = model.actor.head.noise_shape
         self.noise_shape = (2, config.batch_size, *shape)
         self.target_entropy = (
@@ -112,20 +120,24 @@ class SAC(ReplayLearner):
             model.critics,
             self.critic_loss,
             learning_rate=config.learning_rate,
+            optimizer=config.optimizer_spec(),
             acceleration=acceleration,
         )
         self.actor_step = GradientStep(
             nn.ModuleList([model.actor, model.temperature]),
             self.actor_loss,
             learning_rate=config.learning_rate,
+            optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            no_decay=model.temperature.parameters(),
         )
+        self.gradient_steps = (self.critic_step, self.actor_step)
 
-    def update(self, batch: Mapping[str, Any], *, due: bool = True) -> dict[str, Tensor]:
-        """One step of every network; the target critics follow where ``due``."""
+    def update(self, batch: Mapping[str, Any], *, delayed: bool = True) -> dict[str, Tensor]:
+        """Take one step of every network; the delayed part moves the target critics."""
         critic = self.critic_step(batch)
         actor = self.actor_step(batch)
-        if due:
+        if delayed:
             self.target.follow(self.critic_step.flat, self.config.tau)
         return {
             "critic_loss": critic["loss"],
@@ -136,7 +148,7 @@ class SAC(ReplayLearner):
         }
 
     def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`ensemble_td_loss` of the critics to `sac_targets`."""
+        """Return `ensemble_td_loss` of the critics to `sac_targets`."""
         with torch.no_grad():
             actions, logprobs = self._sample(batch["next_obs"], batch["noise"][0])
             next_q = self.target.module(batch["next_obs"], actions)
@@ -146,7 +158,7 @@ class SAC(ReplayLearner):
         return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
 
     def actor_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`sac_actor_loss`, and `sac_temperature_loss` where the temperature is learnt.
+        """Return `sac_actor_loss`, plus `sac_temperature_loss` where the temperature is learnt.
 
         They share no parameter, so one step on their sum is a step on each.
         """
@@ -172,19 +184,19 @@ class SAC(ReplayLearner):
         return self.model.temperature.log_ent_coef.detach().exp()
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Start from other networks; the temperature is this run's own."""
+        """Start from the networks of another run, with this run's temperature."""
         own = {f"temperature.{k}": v for k, v in self.model.temperature.state_dict().items()}
         super().load_weights({**weights, **own})
 
-    def _is_due(self) -> bool:
-        return self.num_updates % self.config.target_update_interval == 0
+    def _runs_delayed(self) -> bool:
+        return self.num_updates % self.config.target_update_interval_updates == 0
 
     def sync_targets(self) -> None:
-        """Copy the critics."""
+        """Make the target critics equal to the critics."""
         self.target.copy(self.model.critics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
+        """Return networks, optimizers, random state and the number of updates."""
         return {
             **super().state_dict(),
             "target": self.target.module.state_dict(),
@@ -193,7 +205,7 @@ class SAC(ReplayLearner):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
+        """Restore a state."""
         super().load_state_dict(state)
         self.target.module.load_state_dict(state["target"])
         self.critic_step.load_state_dict(state["critic_optimizer"])

@@ -18,12 +18,12 @@ from rl_training.models.mlp_continuous import ActorCritics
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3Config(OffPolicyConfig):
-    """TD3's knobs; noise is in units of half the action range."""
+    """TD3's settings; noise is in units of half the action range."""
 
     tau: float = 0.005
     """How far the targets move towards the networks at a time; 1 copies them."""
     num_critics: int = 2
-    """Critics; the least of their targets' values counts."""
+    """Number of critics; the least of their targets' values is used."""
     policy_delay: int = 2
     """Critic updates per update of the policy and of the targets."""
     exploration_noise: float = 0.1
@@ -43,22 +43,24 @@ class TD3Config(OffPolicyConfig):
 
 
 def smoothed_actions(actions: Tensor, noise: Tensor, *, deviation: float, clip: float) -> Tensor:
-    """Nearby actions, so that the critics' targets are smooth: clamp(a + clamp(noise))."""
+    """Return nearby actions, so that targets are smooth: clamp(a + clamp(deviation noise))."""
     return (actions + (deviation * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
 
 
 def td3_targets(batch: Mapping[str, Tensor]) -> Tensor:
-    """Values for the critics to meet: rewards + discounts min_i next_q_i."""
+    """Return the critics' targets: rewards + discounts min_i next_q_i."""
     return batch["rewards"] + batch["discounts"] * batch["next_q"].amin(0)
 
 
 def td3_actor_loss(q_values: Tensor) -> Tensor:
-    """The policy's loss: -mean( q ), by the first critic."""
+    """Return the policy's loss: -mean( q ), by the first critic."""
     return -q_values.mean()
 
 
 class TD3(ReplayLearner):
     """One update: the critics; every ``policy_delay``-th time the policy and the targets too."""
+
+    config: TD3Config
 
     def __init__(
         self,
@@ -70,27 +72,29 @@ class TD3(ReplayLearner):
     ) -> None:
         super().__init__(model, config, generator=generator, acceleration=acceleration)
         self.model = model
-        self.config = config
         self.noise_shape = (config.batch_size, *model.actor.head.noise_shape)
         self.target_actor, self.target_critics = Target(model.actor), Target(model.critics)
         self.critic_step = GradientStep(
             model.critics,
             self.critic_loss,
             learning_rate=config.learning_rate,
+            optimizer=config.optimizer_spec(),
             acceleration=acceleration,
         )
         self.actor_step = GradientStep(
             model.actor,
             self.actor_loss,
             learning_rate=config.learning_rate,
+            optimizer=config.optimizer_spec(),
             acceleration=acceleration,
         )
+        self.gradient_steps = (self.critic_step, self.actor_step)
         self._last_actor_loss = torch.zeros((), device=self._device)
 
-    def update(self, batch: Mapping[str, Any], *, due: bool = True) -> dict[str, Tensor]:
-        """A step of the critics; where ``due``, of the policy, and the targets follow."""
+    def update(self, batch: Mapping[str, Any], *, delayed: bool = True) -> dict[str, Tensor]:
+        """Take one step of the critics; the delayed part steps the policy and moves the targets."""
         critic = self.critic_step(batch)
-        if due:
+        if delayed:
             self._last_actor_loss.copy_(self.actor_step(batch)["loss"])
             self.target_critics.follow(self.critic_step.flat, self.config.tau)
             self.target_actor.follow(self.actor_step.flat, self.config.tau)
@@ -101,7 +105,7 @@ class TD3(ReplayLearner):
         }
 
     def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`ensemble_td_loss` of the critics to `td3_targets` at `smoothed_actions`."""
+        """Return `ensemble_td_loss` of the critics to `td3_targets` at `smoothed_actions`."""
         with torch.no_grad():
             actions = smoothed_actions(
                 self.target_actor.module.actions(batch["next_obs"]),
@@ -115,20 +119,20 @@ class TD3(ReplayLearner):
         return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
 
     def actor_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`td3_actor_loss` of the policy's own actions."""
+        """Return `td3_actor_loss` of the policy's own actions."""
         actions = self.model.actor.actions(batch["obs"])
         return {"loss": td3_actor_loss(self.model.critics(batch["obs"], actions, members=1))}
 
-    def _is_due(self) -> bool:
+    def _runs_delayed(self) -> bool:
         return self.num_updates % self.config.policy_delay == 0
 
     def sync_targets(self) -> None:
-        """Copy the networks."""
+        """Make the target networks equal to the networks."""
         self.target_critics.copy(self.model.critics)
         self.target_actor.copy(self.model.actor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
+        """Return networks, optimizers, random state and the number of updates."""
         return {
             **super().state_dict(),
             "target_actor": self.target_actor.module.state_dict(),
@@ -139,7 +143,7 @@ class TD3(ReplayLearner):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
+        """Restore a state."""
         super().load_state_dict(state)
         self.target_actor.module.load_state_dict(state["target_actor"])
         self.target_critics.module.load_state_dict(state["target_critics"])

@@ -1,0 +1,88 @@
+"""Which modules depend on train and eval mode, change buffers, or draw random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from rl_training.errors import ConfigError
+
+_MODE_FREE = (
+    *(nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList),
+    *(nn.ParameterDict, nn.Flatten, nn.Unflatten, nn.Linear, nn.Bilinear, nn.Embedding),
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d),
+    *(nn.ConvTranspose3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d),
+    *(nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d),
+    *(nn.AdaptiveMaxPool2d, nn.LayerNorm, nn.GroupNorm, nn.Tanh, nn.Sigmoid, nn.ReLU, nn.ReLU6),
+    *(nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Softsign, nn.Softmax, nn.LogSoftmax, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.GLU),
+)
+"""Modules of torch that compute the same in both modes. Not among them: recurrent layers, whose
+kernels on CUDA refuse a backward pass in eval mode."""
+
+
+def _is_mode_free(module: nn.Module) -> bool:
+    # Exact types: what a subclass does is not known. None of this package's own modules reads its
+    # mode; what they contain is looked at by itself.
+    own = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return own or type(module) in _MODE_FREE
+
+
+def mode_dependent(module: nn.Module) -> list[nn.Module]:
+    """Return the submodules that may compute something else in train than in eval mode.
+
+    A module with a ``train`` method of its own is listed without what it contains, which that
+    method switches.
+    """
+    if type(module).train is not nn.Module.train:
+        return [module]
+    found = [] if _is_mode_free(module) else [module]
+    for child in module.children():
+        found += mode_dependent(child)
+    return list(dict.fromkeys(found))
+
+
+def set_mode(modules: Iterable[nn.Module], *, training: bool) -> None:
+    """Switch modules that `mode_dependent` returned."""
+    for module in modules:
+        if type(module).train is nn.Module.train:
+            module.training = training
+        else:
+            module.train(training)
+
+
+def changing_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers, by name, that a forward pass in train mode may change.
+
+    A class with a true attribute ``frozen_between_updates`` changes its own nowhere but outside
+    learning phases.
+    """
+    names = {id(part): name for name, part in module.named_modules()}
+    found: dict[str, Tensor] = {}
+    for switched in mode_dependent(module):
+        for part in switched.modules():
+            if _is_mode_free(part) or getattr(part, "frozen_between_updates", False):
+                continue
+            found |= part.named_buffers(prefix=names[id(part)], recurse=False)
+    return found
+
+
+def refuse_random_modules(module: nn.Module) -> None:
+    """Raise a `ConfigError` where a module draws random numbers, which a CUDA graph must not."""
+    for name, part in module.named_modules():
+        if _draws(part):
+            raise ConfigError(
+                f"'acceleration' must be eager or compile: {name or 'the network'}"
+                f" ({type(part).__name__}) draws random numbers, which cudagraph does not support;"
+                " or remove it from the encoder"
+            )
+
+
+def _draws(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return module.dropout > 0
+    return isinstance(module, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))

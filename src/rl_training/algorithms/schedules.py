@@ -1,0 +1,97 @@
+"""Settings of optimisation that every algorithm has, and the learning rate as a schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Literal
+
+from rl_training._internal.coerce import check_types, require, take_old_names
+from rl_training.algorithms.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.gradient_step import GradientStep
+    from rl_training.types import Progress
+
+Schedule = Literal["constant", "linear", "cosine"]
+_FIRST_RATE = 0.01
+"""Share of the learning rate at the start of a warm-up: with 0 the first phase would do nothing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizationConfig:
+    """The optimizer's settings. Configs of algorithms derive from this one."""
+
+    learning_rate: float = 3e-4
+    """Step size of the optimizer, at its highest."""
+    lr_schedule: Literal["constant", "linear", "cosine"] | None = None
+    """Learning rate over the run: 'constant', or falling to 0 as a line ('linear') or half a cosine
+    wave ('cosine'); unset: linear where anneal_lr is true, else constant."""
+    lr_warmup_fraction: float = 0.0
+    """Share of the run, 0 to 1, over which the learning rate first rises in a line, from 1% of it;
+    the schedule covers the rest of the run."""
+    optimizer: Literal["adam", "adamw", "rmsprop", "radam"] = "adam"
+    """Optimizer, as in torch.optim (RMSprop without momentum)."""
+    optimizer_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay per update of the average gradient and of the average squared gradient; rmsprop uses
+    the second alone."""
+    optimizer_eps: float = 1e-8
+    """Added to the root of the average squared gradient, so that it is never 0."""
+    weight_decay: float = 0.0
+    """Pull of network parameters towards 0: with adamw they shrink by learning rate * weight_decay
+    per update, with the others weight_decay * parameter is added to the gradient."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "algo_kwargs")
+        take_old_names(self, "algo_kwargs")
+        rate = 0 < self.learning_rate < math.inf
+        self._require(rate, "learning_rate", "above 0 and finite")
+        self._require(0 <= self.lr_warmup_fraction < 1, "lr_warmup_fraction", "at least 0, below 1")
+        betas = len(self.optimizer_betas) == 2 and all(0 <= b < 1 for b in self.optimizer_betas)
+        self._require(betas, "optimizer_betas", "two numbers, each at least 0 and below 1")
+        self._require(0 < self.optimizer_eps < math.inf, "optimizer_eps", "above 0 and finite")
+        decay = 0 <= self.weight_decay < math.inf
+        self._require(decay, "weight_decay", "zero or more, and finite")
+
+    def _require(self, condition: bool, name: str, rule: str) -> None:
+        require(condition, f"algo_kwargs.{name}", rule, getattr(self, name))
+
+    def optimizer_spec(self) -> Optimizer:
+        """Return the optimizer that these settings describe."""
+        return Optimizer(
+            self.optimizer, self.optimizer_betas, self.optimizer_eps, self.weight_decay
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate's schedule: ``lr_schedule``, or what ``anneal_lr`` means."""
+        if self.lr_schedule is not None:
+            return self.lr_schedule
+        return "linear" if getattr(self, "anneal_lr", False) else "constant"
+
+    @property
+    def rate_changes(self) -> bool:
+        """Whether the learning rate depends on progress."""
+        return self.schedule != "constant" or self.lr_warmup_fraction > 0
+
+    def rate_at(self, progress: Progress) -> float:
+        """Return the learning rate of a learning phase that begins at ``progress``."""
+        warmup, done = self.lr_warmup_fraction, progress.fraction
+        if done < warmup:
+            return self.learning_rate * max(done / warmup, _FIRST_RATE)
+        done = (done - warmup) / (1 - warmup)
+        if self.schedule == "linear":
+            return self.learning_rate * (1 - done)
+        if self.schedule == "cosine":
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        return self.learning_rate
+
+
+def set_learning_rates(
+    config: OptimizationConfig, progress: Progress, *steps: GradientStep
+) -> None:
+    """Set the rate of gradient steps for a learning phase; leave a constant one untouched."""
+    if config.rate_changes:
+        rate = config.rate_at(progress)
+        for step in steps:
+            step.learning_rate = rate
