@@ -180,6 +180,18 @@ def test_priorities_never_point_at_rows_that_are_gone() -> None:
         assert (age < min(len(lived), replay.rows)).all()
 
 
+@pytest.mark.parametrize("padding", ["black", "repeated", "whole"])
+def test_newest_observations_are_whole_stacks(padding: str) -> None:
+    games = Games(2, seed=4, padding=padding)
+    lived: list[Any] = []
+    replay = ReplayBuffer(24, 2, OBS, PUSH, frame_stack=STACK)
+    fill(replay, games, 31, lived)
+    for count in (1, 5, 12):
+        obs, valid = replay.newest_observations(count)
+        assert np.array_equal(obs, np.concatenate([seen for seen, _, _ in lived[-count:]]))
+        assert valid.shape == (2 * count,)
+
+
 def test_an_image_costs_its_bytes_once() -> None:
     each = ReplayBuffer.bytes_per_transition(OBS, PUSH, frame_stack=STACK)
     assert each == 2 * 3 * 5 + 1 + 8 + 9

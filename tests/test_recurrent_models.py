@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.errors import ConfigError
 from rl_training.models.encoders import EncoderConfig
 from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
 from rl_training.models.recurrent.lstm import LSTM
@@ -217,12 +216,3 @@ def test_reset_state_forgets_those_rows_alone() -> None:
     # Whatever an episode left behind: zero times a NaN would be one.
     state[0] = math.nan
     assert torch.equal(model.reset_state(state, torch.tensor([True, False, True])), kept)
-
-
-@pytest.mark.parametrize(
-    ("spec", "named"),
-    [(IMAGE, "images"), (MIXED, "images"), (ObsSpec({"a": VECTOR.leaves[""]}), "dict")],
-)
-def test_drqn_refuses_what_is_not_a_vector(spec: ObsSpec, named: str) -> None:
-    with pytest.raises(ConfigError, match=f"drqn takes vector observations, not {named}"):
-        q_network(spec)

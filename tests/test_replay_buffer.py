@@ -182,7 +182,7 @@ def test_new_transitions_get_the_largest_priority_so_far() -> None:
 def test_state_goes_through_a_checkpoint_and_continues_alike(
     prioritized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl_training.data.replay_buffer._CHUNK_BYTES", 200)
+    monkeypatch.setattr("rl_training.data.transition_ring._CHUNK_BYTES", 200)
     rule = Prioritization() if prioritized else None
     world, buffer = filled(3, 30, 47, seed=5, n_step=3, prioritization=rule)
     again = ReplayBuffer(30, 3, OBS, ACTION, n_step=3, gamma=GAMMA, prioritization=rule)
@@ -214,6 +214,39 @@ def test_an_observation_is_stored_once() -> None:
     assert buffer.nbytes == 10_001 * each + pool
 
 
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_arrays_are_all_that_is_held(prioritized: bool) -> None:
+    rule = Prioritization() if prioritized else None
+    _, buffer = filled(2, 40, 30, seed=3, prioritization=rule)
+    arrays = list(buffer.arrays())
+    assert all(array.flags.owndata for array in arrays)
+    assert len({id(array) for array in arrays}) == len(arrays)
+    assert sum(array.nbytes for array in arrays) == buffer.nbytes
+    tree = 2 * 64 * 8  # cells of 21 rows and 2 environments, up to the next power of two
+    assert buffer.nbytes == 21 * 2 * (8 + 8 + 9) + 64 * 8 + prioritized * tree
+
+
+@pytest.mark.parametrize("steps", [0, 3, 29], ids=["empty", "first rows", "across the seam"])
+@pytest.mark.parametrize("next_step", [False, True])
+def test_newest_observations_are_flat_in_time_with_reset_rows_marked(
+    steps: int, next_step: bool
+) -> None:
+    world, buffer = filled(2, 20, steps, seed=1, next_step=next_step)
+    for asked in (1, 7, 100):
+        obs, valid = buffer.newest_observations(asked)
+        times = range(max(0, steps - min(asked, 10)), steps)
+        rows = [world.record[env][t] for t in times for env in range(2)]
+        expected = np.array([row["obs"] for row in rows], np.float32).reshape(-1, 2)
+        assert np.array_equal(obs.numpy(), expected)
+        assert valid.tolist() == [row["valid"] for row in rows]
+    assert bool(valid.all()) == (not next_step or not steps)
+    if steps:  # a copy: later rows do not change it
+        before = obs.clone()
+        for _ in range(11):
+            world.step(buffer)
+        assert torch.equal(obs, before)
+
+
 def test_dict_observations_and_masks() -> None:
     spec = ObsSpec({"x": ArraySpec((1,), "float32"), "action_mask": ArraySpec((5,), "bool")})
     buffer = ReplayBuffer(10, 1, spec, ACTION)
@@ -232,6 +265,10 @@ def test_dict_observations_and_masks() -> None:
     ):
         assert float(following) == (99.0 if float(x) == 2 else float(x) + 1)
         assert bool(mask.any()) == (float(x) != 2)
+    newest, valid = buffer.newest_observations(3)
+    assert newest["x"].flatten().tolist() == [1.0, 2.0, 3.0]
+    assert newest["action_mask"].shape == (3, 5)
+    assert valid.all()
 
 
 def test_impossible_requests_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""A replay's observations and actions again, on an accelerator, brought up to date lazily."""
+"""A copy of a replay's observations and actions on an accelerator, updated lazily."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rl_training.types import Array
 
 
 class DeviceCopy:
-    """Follows the `ObsStore`s of a ring, and its actions: (rows, environments, ...).
+    """Copies the `ObsStore`s of a ring, and its actions: (rows, environments, ...).
 
-    What is drawn, and every scalar, is settled on the host: batches are the same wherever they
-    are gathered. Rows are uploaded when a batch is wanted, all that were added since in one go.
+    What is drawn, and every scalar, is computed on the host: batches are the same wherever they
+    are gathered. Rows are uploaded when a batch is drawn, all that were added since in one go.
     Nothing here is pinned: a copy that does not block has read the host's memory when it returns,
     so that it may be written again at once.
     """
@@ -32,17 +32,17 @@ class DeviceCopy:
         self._stale_finals: list[int] = []
 
     def note_row(self) -> None:
-        """A row was added to the ring."""
+        """Note that a row was added to the ring."""
         if self._stale_rows is not None:
             self._stale_rows += 1
 
     def note_final(self, row: int) -> None:
-        """A row of the pool was written."""
+        """Note that a row of the pool was written."""
         if self._stale_rows is not None:
             self._stale_finals.append(row)
 
     def forget(self) -> None:
-        """Everything changed."""
+        """Note that everything changed."""
         self._stale_rows = None
         self._stale_finals.clear()
 
@@ -74,7 +74,7 @@ class DeviceCopy:
     def take(
         self, stores: Any, cells: Array, following: Array, last: Array, finals: Array
     ) -> dict[str, Any]:
-        """Gather transitions; the successor is a final one where ``finals`` names its row."""
+        """Gather transitions; the successor is a final one where ``finals`` has its row."""
         plans: Any = tree_map(lambda store: store.plan(cells, following, last, finals), stores)
         obs: Any = tree_map(self._gathered, stores, plans, self._images)
         next_obs: Any = tree_map(self._successors, stores, plans, self._images, self._pools)

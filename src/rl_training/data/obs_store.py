@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from rl_training.types import Array, ArraySpec
 
 _FIRST_FINALS = 64
 _CONTINUES, _BLACK, _REPEATED, _WHOLE = range(4)
-"""How the older images of a stack come: from the row before; black; like the newest; kept whole."""
+"""The older images of a stack: those of the row before; black; like the newest; kept whole."""
 
 
 class Gather(NamedTuple):
@@ -22,7 +22,7 @@ class Gather(NamedTuple):
     finals: Array
     """Row of the pool that replaces the newest image of ``following``; -1: none does."""
     patches: list[tuple[bool, int, Array]]
-    """What no index says: whether of the successors, which row, and the whole observation."""
+    """Rows to replace: whether of the successors, which row, and the whole observation."""
 
 
 class ObsStore:
@@ -30,7 +30,7 @@ class ObsStore:
 
     With ``stack`` an observation is that many images along the first axis, of which only the
     newest is stored: the others are those of the rows before. Where they are not (an episode
-    begins), a mark says what they are, so that what is read equals what was written, always.
+    begins), a mark encodes what they are, so that what is read equals what was written, always.
     """
 
     def __init__(self, leaf: ArraySpec, ring: int, num_envs: int, stack: int = 1) -> None:
@@ -52,22 +52,20 @@ class ObsStore:
 
     @staticmethod
     def bytes_per_cell(leaf: ArraySpec, stack: int = 1) -> int:
-        """What one observation costs."""
+        """Return the bytes that one observation takes."""
         size = leaf.size * np.dtype(leaf.dtype).itemsize
         return size if stack == 1 else size // stack + 1
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes taken now."""
-        whole = [*self._whole_starts.values(), *self._whole_finals.values()]
-        return (
-            self.flat.nbytes + self.pool.nbytes + self._marks.nbytes + sum(w.nbytes for w in whole)
-        )
+    def arrays(self) -> Iterator[Array]:
+        """Yield the arrays it owns."""
+        yield from (self.flat, self.pool, self._marks)
+        yield from self._whole_starts.values()
+        yield from self._whole_finals.values()
 
     # -- writing -------------------------------------------------------------------------------
 
     def write(self, t: int, obs: Array) -> None:
-        """Store what all environments show at row ``t``."""
+        """Store the observations of all environments in row ``t``."""
         if self.stack == 1:
             self.rows[t] = obs
             return
@@ -98,7 +96,7 @@ class ObsStore:
             self._whole_starts[cell] = images.copy()
 
     def keep_final(self, pool_row: int, cell: int, final: Array) -> None:
-        """Store the successor of what ``cell`` shows in the pool."""
+        """Store the successor of the observation at ``cell`` in the pool."""
         if self.stack == 1:
             self.pool[pool_row] = final
             return
@@ -109,11 +107,11 @@ class ObsStore:
             self._whole_finals[pool_row] = final.copy()
 
     def grow_pool(self) -> None:
-        """Make room for twice as many final observations."""
+        """Double the number of final observations that can be stored."""
         self.pool = np.concatenate((self.pool, np.zeros_like(self.pool)))
 
     def settle(self, t: int) -> None:
-        """Row ``t`` is the newest, after everything was brought back."""
+        """Make row ``t`` the newest one, after chunks were restored."""
         if self.stack > 1:
             cells = t * self._num_envs + np.arange(self._num_envs)
             self._newest, self._newest_row = self.take(cells), t
@@ -121,7 +119,7 @@ class ObsStore:
     # -- reading -------------------------------------------------------------------------------
 
     def take(self, cells: Array) -> Array:
-        """Observations as they were written."""
+        """Return observations as they were written."""
         if self.stack == 1:
             taken: Array = self.flat.take(cells, axis=0)
             return taken
@@ -132,7 +130,7 @@ class ObsStore:
         return stacked
 
     def take_next(self, following: Array, last: Array, finals: Array) -> Array:
-        """Successors: what is at ``following``, or final ones where ``finals`` names them."""
+        """Return successors: those at ``following``, or final ones where ``finals`` has a row."""
         ended = finals >= 0
         if not ended.any():
             return self.take(following)
@@ -149,7 +147,7 @@ class ObsStore:
         return stacked
 
     def plan(self, cells: Array, following: Array, last: Array, finals: Array) -> Gather:
-        """Where transitions lie, for whoever gathers them from copies of ``flat`` and ``pool``."""
+        """Return where transitions are, to gather them from copies of ``flat`` and ``pool``."""
         if self.stack == 1:
             return Gather(cells[:, None], following[:, None], finals, [])
         here, patches = self._trace(cells)
@@ -171,7 +169,7 @@ class ObsStore:
         return Gather(here, after, finals, fixes)
 
     def _trace(self, cells: Array) -> tuple[Array, list[tuple[int, Array]]]:
-        """Indices of the images of stacks, and the stacks that have images kept elsewhere."""
+        """Return indices of the images of stacks, and the stacks with images kept elsewhere."""
         index = np.empty((len(cells), self.stack), np.int64)
         index[:, -1] = at = np.asarray(cells)
         for age in range(self.stack - 2, -1, -1):
@@ -185,7 +183,7 @@ class ObsStore:
         return index, [(int(row), self._with_kept(index[row])) for row in np.flatnonzero(kept)]
 
     def _with_kept(self, index: Array) -> Array:
-        """A stack that goes back to a start whose older images were kept."""
+        """Return a stack that reaches back to a start whose older images were kept."""
         images = self.flat.take(index, axis=0)
         ages = [i for i, cell in enumerate(index.tolist()) if cell in self._whole_starts]
         first = max(ages)  # the start itself; what is older repeats its index
@@ -200,7 +198,7 @@ class ObsStore:
     # -- state ---------------------------------------------------------------------------------
 
     def chunk_state(self, rows: slice, pool_rows: Array) -> dict[str, Any]:
-        """Some rows of the ring, and of the pool."""
+        """Return some rows of the ring, and of the pool."""
         state: dict[str, Any] = {"obs": self.rows[rows], "final_obs": self.pool[pool_rows]}
         if self.stack > 1:
             first, last = rows.start * self._num_envs, rows.stop * self._num_envs
@@ -212,7 +210,7 @@ class ObsStore:
         return state
 
     def load_chunk(self, rows: slice, pool_rows: list[int], state: Mapping[str, Any]) -> None:
-        """Bring them back; the pool's go where ``pool_rows`` says."""
+        """Restore them; those of the pool are written to ``pool_rows``."""
         self.rows[rows] = own_array(state["obs"])
         self.pool[pool_rows] = own_array(state["final_obs"])
         if self.stack > 1:
@@ -224,12 +222,12 @@ class ObsStore:
                 self._whole_finals[pool_rows[int(i)]] = own_array(whole)
 
     def forget(self) -> None:
-        """Nothing is stored."""
+        """Forget all that is stored beside the arrays."""
         self._whole_starts.clear()
         self._whole_finals.clear()
         self._newest, self._newest_row = None, -1
 
 
 def own_array(value: Any) -> Array:
-    """A writable copy of a saved array or tensor."""
+    """Return a writable copy of a saved array or tensor."""
     return np.array(value.numpy() if hasattr(value, "numpy") else value)

@@ -1,8 +1,8 @@
-"""Replay for networks that remember: the ring of transitions, drawn from in sequences."""
+"""Replay for recurrent networks: the ring of transitions, drawn from in sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,9 @@ class _Starts:
     def __len__(self) -> int:
         return self._end - self._first
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes taken now."""
-        return self._places.nbytes
+    def arrays(self) -> Iterator[Array]:
+        """Yield the array it owns."""
+        yield self._places
 
     def extend(self, places: Array) -> None:
         """Append places, all behind those held."""
@@ -63,10 +62,10 @@ class RecurrentReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` whose samples are sequences, with the states they began in.
 
     Every environment's transitions are put together in sequences of ``sequence_length`` steps as
-    they come; an episode's first and last may be shorter, and none goes on in the next episode.
-    What was remembered where a sequence begins is stored with it, except at the start of an
-    episode, where that is nothing. It was remembered by an older network: the first ``burn_in``
-    steps of a sequence within an episode are there to bring it up to date, and have ``mask`` 0
+    they come; an episode's first and last may be shorter, and none continues in the next episode.
+    The recurrent state before a sequence is stored with it, except at the start of an episode,
+    where it is zero. It was computed by an older network: the first ``burn_in`` steps of a
+    sequence within an episode are there to bring it up to date, and have ``mask`` 0
     (both after R2D2, Kapturowski et al. 2019; gradients flow through them all the same). So that
     no part of episodes is always burn-in, the first sequence of an environment's k-th episode is
     k mod ``sequence_length`` steps shorter.
@@ -105,7 +104,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         self._offsets = np.zeros((self._ring, num_envs), np.int32)
         """How far into its sequence each transition is."""
         self._states: dict[int, Array] = {}
-        """What was remembered before a cell that begins a sequence within an episode."""
+        """The recurrent state before a cell that begins a sequence within an episode."""
         self._episode_starts = _Starts()
         """Where sequences with a learnt step begin, of those that begin with their episode."""
         self._later_starts = _Starts()
@@ -119,16 +118,21 @@ class RecurrentReplayBuffer(ReplayBuffer):
     def bytes_per_step(
         obs_spec: ObsSpec, action_spec: ActionSpec, *, sequence_length: int, state_size: int
     ) -> int:
-        """What one transition costs: as elsewhere, four bytes, and its share of a sequence."""
+        """Return the bytes of one transition: as in the base, four, its share of a sequence."""
         plain = ReplayBuffer.bytes_per_transition(obs_spec, action_spec)
         return plain + 4 + -(-(4 * state_size + _PER_STATE + _PER_START) // sequence_length)
+
+    def arrays(self) -> Iterator[Array]:
+        """Yield the arrays that hold the ring and the starts of sequences."""
+        yield from super().arrays()
+        yield self._offsets
+        yield from self._episode_starts.arrays()
+        yield from self._later_starts.arrays()
 
     @property
     def nbytes(self) -> int:
         """Bytes taken now."""
-        states = len(self._states) * (4 * self.state_size + _PER_STATE)
-        starts = self._episode_starts.nbytes + self._later_starts.nbytes
-        return super().nbytes + self._offsets.nbytes + states + starts
+        return super().nbytes + len(self._states) * (4 * self.state_size + _PER_STATE)
 
     def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
         """Append one step of every environment; ``record`` holds the states before it."""
@@ -159,7 +163,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
 
         All are (time, batch, ...). ``obs`` is one longer than the rest and ends in the true
         successor of the last step; ``mask`` is 0 on padding and burn-in, ``episode_starts`` 1 where
-        an episode begins, ``state`` what was remembered before the first step; the rest is as in
+        an episode begins, ``state`` the recurrent state before the first step; the rest is as in
         the base. Of a sequence that is still growing this is what is stored so far.
         """
         del beta
@@ -193,7 +197,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         }
 
     def _draw_starts(self, count: int, generator: torch.Generator) -> tuple[Array, Array]:
-        """Cells in which drawn sequences begin, and whether their episodes begin there too."""
+        """Return cells in which drawn sequences begin, and whether their episodes begin there."""
         if self._rows_indexed != self._rows_added:
             self._index_new_rows()
         num_first = len(self._episode_starts)
@@ -208,7 +212,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         return first % self._offsets.size, begins_episode
 
     def _index_new_rows(self) -> None:
-        """Bring the starts up to date: what left the ring, and what was added to it."""
+        """Update the starts: remove what left the ring, add what was added to it."""
         oldest = (self._rows_added - self._filled) * self.num_envs
         self._episode_starts.drop_before(oldest)
         self._later_starts.drop_before(oldest)
@@ -225,12 +229,12 @@ class RecurrentReplayBuffer(ReplayBuffer):
         self._rows_indexed = self._rows_added
 
     def _in_episode(self, starts: Array) -> Array:
-        """Whether sequences begin within an episode: a state is stored for those."""
+        """Return whether sequences begin within an episode: a state is stored for those."""
         cells = (starts % self._offsets.size).tolist()
         return np.array([cell in self._states for cell in cells], bool)
 
     def _is_stored(self, cells: Array) -> Array:
-        """Whether cells hold transitions, rather than what comes next or what came long ago."""
+        """Return whether cells hold transitions, and not the newest observation or older rows."""
         stored: Array = (self._head - 1 - cells // self.num_envs) % self._ring < self._filled
         return stored
 
@@ -244,7 +248,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
     # -- state ---------------------------------------------------------------------------------
 
     def chunk_state(self, index: int) -> dict[str, Any]:
-        """The rows of a chunk, and the sequences that begin there."""
+        """Return the rows of a chunk, and the sequences that begin there."""
         rows = self._chunk(index)
         first, last = rows.start * self.num_envs, rows.stop * self.num_envs
         cells = sorted(cell for cell in self._states if first <= cell < last)
@@ -257,12 +261,12 @@ class RecurrentReplayBuffer(ReplayBuffer):
         }
 
     def ring_state(self) -> dict[str, Any]:
-        """What is not in the chunks."""
+        """Return what is not in the chunks."""
         progress = {"left": self._left.tolist(), "episodes": self._episodes.tolist()}
         return {**super().ring_state(), **progress}
 
     def load_ring_state(self, state: Mapping[str, Any]) -> None:
-        """Bring that back, before the chunks."""
+        """Restore what is not in the chunks, before them."""
         super().load_ring_state(state)
         self._left = np.array(state["left"], np.int64)
         self._episodes = np.array(state["episodes"], np.int64)
@@ -273,7 +277,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         self._rows_indexed = self._rows_added - self._filled
 
     def load_chunk(self, index: int, state: Mapping[str, Any]) -> None:
-        """Bring a chunk back."""
+        """Restore a chunk."""
         super().load_chunk(index, state)
         self._offsets[self._chunk(index)] = own_array(state["offsets"])
         cells = own_array(state["state_cells"]).tolist()

@@ -59,6 +59,6 @@ class SumTree:
         return self._nodes[self._first : self._first + self._size].copy()
 
     def load(self, leaves: Array) -> None:
-        """Bring saved numbers back."""
+        """Restore saved numbers."""
         self._nodes[:] = 0.0
         self.set(np.arange(self._size), leaves)

@@ -1,4 +1,4 @@
-"""Observations to vectors: flattened, or seen by a convolutional network, one per image."""
+"""Encoders, from observations to feature vectors: flattened, or a CNN for each image."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class EncoderConfig:
     custom: type[nn.Module] | None = None
     """The user's own: called with the `ObsSpec`, with an ``output_size``."""
     feature_size: int = 512
-    """Numbers that each image becomes."""
+    """Features of each image."""
     orthogonal: bool = False
-    """Whether weights start as policy gradients want them."""
+    """Whether weights are initialised orthogonally, as is usual for policy gradients."""
     bfloat16: bool = False
-    """Whether images are seen in half precision."""
+    """Whether convolutions run in half precision."""
 
 
 DEFAULT_ENCODER = EncoderConfig()
 
 
 class FlattenEncoder(nn.Module):
-    """Observations as one vector per row: every leaf flattened, side by side."""
+    """One vector per row: every leaf of an observation flattened, concatenated."""
 
     def __init__(self, obs_spec: ObsSpec) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class FlattenEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """A `NatureCNN` for every image; vectors beside them are flattened; all side by side."""
+    """A `NatureCNN` for every image; other leaves are flattened; all concatenated."""
 
     def __init__(self, obs_spec: ObsSpec, config: EncoderConfig) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class ImageEncoder(nn.Module):
 
 
 def make_encoder(obs_spec: ObsSpec, config: EncoderConfig) -> tuple[nn.Module, int]:
-    """The user's encoder or the one the observations call for, and how many features it gives."""
+    """Return the user's encoder or the default for these observations, and its output size."""
     if config.custom is not None:
         made = config.custom(obs_spec)
     elif obs_spec.has_images:
@@ -100,7 +100,7 @@ def make_encoder(obs_spec: ObsSpec, config: EncoderConfig) -> tuple[nn.Module, i
 
 
 def split_mask(obs: Any) -> tuple[Any, Tensor | None]:
-    """What the encoder sees, and the action mask where there is one."""
+    """Return observations without the action mask, and the mask where there is one."""
     if isinstance(obs, dict) and ACTION_MASK in obs:
         return {key: leaf for key, leaf in obs.items() if key != ACTION_MASK}, obs[ACTION_MASK]
     return obs, None

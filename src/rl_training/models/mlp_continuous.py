@@ -1,23 +1,25 @@
-"""Actors and critics for continuous actions: the actor is one MLP, the critics are a batch."""
+"""SAC's and TD3's networks: an actor for continuous actions, and an ensemble of critics."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
-from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, make_encoder, split_mask
-from rl_training.models.mlp_actor_critic import ACTIVATIONS, MLP, numpy_policy
-from rl_training.types import Array, ObsSpec
+from rl_training.models.action_heads import NumpyChoice, SquashedGaussianHead, TanhHead
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
+from rl_training.models.mlp import ACTIVATIONS, MLP
+from rl_training.models.observing import ObservingModule, update_normalizers
+from rl_training.types import ObsSpec
 
 
-class MLPActor(nn.Module):
-    """Observations to the parameters of an action, in [-1, 1]."""
+class MLPActor(ObservingModule):
+    """Maps observations to the parameters of an action in [-1, 1]."""
+
+    head: SquashedGaussianHead | TanhHead
 
     def __init__(
         self,
@@ -27,31 +29,30 @@ class MLPActor(nn.Module):
         hidden_sizes: tuple[int, ...],
         activation: str,
         encoder: EncoderConfig = DEFAULT_ENCODER,
+        normalize_obs: bool = False,
+        clip_obs: float = 10.0,
     ) -> None:
-        super().__init__()
-        self.head = head
-        self.encoder, features = make_encoder(obs_spec, encoder)
-        self.sees_images = obs_spec.has_images
-        self.net = MLP((features, *hidden_sizes, head.param_size), activation)
+        super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
+        self.net = MLP((self.num_features, *hidden_sizes, head.param_size), activation)
 
     def policy(self, obs: Any) -> tuple[Tensor, None]:
-        """Parameters of the action; continuous actions have no mask."""
-        obs, _ = split_mask(obs)
-        return self.net(self.encoder(obs)), None
+        """Return parameters of the action; continuous actions have no mask."""
+        features, _ = self.encode(obs)
+        return self.net(features), None
 
     def actions(self, obs: Any) -> Tensor:
-        """The most likely actions."""
+        """Return the most likely actions."""
         return self.head.mode(self.policy(obs)[0], None)
 
-    def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
-        """Observations and noise (None: greedy) to actions, in NumPy, where that is possible."""
-        return numpy_policy(self.encoder, self.net, self.head)
+    def numpy_actor(self) -> NumpyChoice | None:
+        """Return acting in NumPy (see `numpy_policy`), where that is possible."""
+        return self.numpy_policy(self.net)
 
 
 class EnsembleMLP(nn.Module):
     """MLPs of one shape, as batched matrices: (batch, in) to (size, batch, out).
 
-    Weights start as torch's own linear layers do, uniform within 1 / sqrt(inputs).
+    Weights are initialised as in `nn.Linear`, uniform within 1 / sqrt(inputs).
     """
 
     def __init__(self, size: int, sizes: tuple[int, ...], activation: str) -> None:
@@ -65,7 +66,7 @@ class EnsembleMLP(nn.Module):
             self.biases.append(nn.Parameter(bias.uniform_(-bound, bound)))
 
     def forward(self, x: Tensor, members: int | None = None) -> Tensor:
-        """Apply the first ``members`` of them (unset: all) to the same rows."""
+        """Apply the first ``members`` networks (None: all) to the same rows."""
         activate = ACTIVATIONS[self.activation]
         layers = list(zip(self.weights, self.biases, strict=True))
         if members is not None:  # slicing all of them would copy every gradient once more
@@ -77,8 +78,8 @@ class EnsembleMLP(nn.Module):
         return torch.baddbmm(last[1], x, last[0])
 
 
-class MLPCritics(nn.Module):
-    """Action values by an ensemble that shares only the encoder."""
+class MLPCritics(ObservingModule):
+    """Action values by an ensemble of critics that share only the encoder."""
 
     def __init__(
         self,
@@ -89,15 +90,17 @@ class MLPCritics(nn.Module):
         hidden_sizes: tuple[int, ...],
         activation: str,
         encoder: EncoderConfig = DEFAULT_ENCODER,
+        normalize_obs: bool = False,
+        clip_obs: float = 10.0,
     ) -> None:
-        super().__init__()
-        self.encoder, features = make_encoder(obs_spec, encoder)
-        self.net = EnsembleMLP(num_critics, (features + action_size, *hidden_sizes, 1), activation)
+        super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None)
+        inputs = self.num_features + action_size
+        self.net = EnsembleMLP(num_critics, (inputs, *hidden_sizes, 1), activation)
 
     def forward(self, obs: Any, actions: Tensor, members: int | None = None) -> Tensor:
-        """Values (critics, batch) of actions in [-1, 1]."""
-        obs, _ = split_mask(obs)
-        rows = torch.cat([self.encoder(obs), actions.reshape(len(actions), -1)], 1)
+        """Return values (critics, batch) of actions in [-1, 1]."""
+        features, _ = self.encode(obs)
+        rows = torch.cat([features, actions.reshape(len(actions), -1)], 1)
         return self.net(rows, members).squeeze(-1)  # type: ignore[no-any-return]
 
 
@@ -107,3 +110,7 @@ class ActorCritics(nn.Module):
     def __init__(self, actor: MLPActor, critics: MLPCritics) -> None:
         super().__init__()
         self.actor, self.critics = actor, critics
+
+    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
+        """Add flat rows of raw observations to the statistics of both."""
+        update_normalizers(self, obs, valid)

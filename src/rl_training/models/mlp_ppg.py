@@ -1,4 +1,4 @@
-"""PPG's network: a trunk that the policy and an auxiliary value function shape, and a critic."""
+"""PPG's network: a trunk trained by the policy and an auxiliary value function, and a critic."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rl_training.errors import ConfigError
 from rl_training.models.action_heads import CategoricalHead
 from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
-from rl_training.models.mlp_actor_critic import MLP, FeedForwardActorCritic
+from rl_training.models.mlp import MLP
+from rl_training.models.mlp_actor_critic import FeedForwardActorCritic
 from rl_training.types import ActionSpec, ObsSpec
 
 
 class Joint(NamedTuple):
-    """What the auxiliary phase learns at once."""
+    """The outputs that the auxiliary phase trains together."""
 
     log_probs: Tensor
     """Of every action, one row per observation."""
@@ -25,9 +25,9 @@ class Joint(NamedTuple):
 class MLPPPGModel(FeedForwardActorCritic):
     """A shared trunk with three heads: policy, value and auxiliary value.
 
-    The value head reads the trunk but never moves it: what the policy needs of features is not
-    traded for what values need. The auxiliary head does move it, in a phase of its own that keeps
-    the policy where it was.
+    Gradients of the value head do not reach the trunk, so that its features serve the policy
+    alone. Those of the auxiliary head do, in a phase of its own that also penalises any change
+    of the policy.
     """
 
     head: CategoricalHead
@@ -44,29 +44,25 @@ class MLPPPGModel(FeedForwardActorCritic):
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
-        if obs_spec.has_images:
-            raise ConfigError("ppg takes vector observations, not images; ppo can")
-        if action_spec.kind != "discrete":
-            raise ConfigError(f"ppg takes Discrete actions, not {action_spec.described} ones")
         head = CategoricalHead(action_spec.nvec, action_spec.shape)
-        super().__init__(head, obs_spec, encoder, clip_obs if normalize_obs else None)
-        # Trunk and policy head are one MLP, so that acting is what it is for any policy.
+        super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
+        # Trunk and policy head are one MLP, as `numpy_policy` expects.
         self.actor = MLP((self.num_features, *hidden_sizes, head.param_size), activation, 0.01)
         self.critic = MLP((hidden_sizes[-1], *value_sizes, 1), activation, 1.0)
         self.aux_critic = MLP((hidden_sizes[-1], 1), activation, 1.0)
 
-    def judge(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the action distribution, and state values, one per row."""
+    def policy_and_value(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return parameters of the action distribution, and state values, one per row."""
         trunk = self.actor.hidden(features)
         return self.actor.output(trunk), self._value(trunk)
 
     def value(self, obs: Any) -> Tensor:
-        """State values, one per row."""
+        """Return state values, one per row."""
         features, _ = self.encode(obs)
         return self._value(self.actor.hidden(features))
 
     def joint(self, obs: Any) -> Joint:
-        """Log-probabilities of all actions, values and auxiliary values."""
+        """Return log-probabilities of all actions, values and auxiliary values."""
         features, mask = self.encode(obs)
         trunk = self.actor.hidden(features)
         return Joint(

@@ -1,24 +1,26 @@
-"""Action values, plain or dueling, over vectors or encoded images."""
+"""DQN's network: action values, plain or dueling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.models.action_heads import CategoricalHead
-from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, make_encoder, split_mask
-from rl_training.models.mlp_actor_critic import MLP, numpy_policy
-from rl_training.types import ActionSpec, Array, ObsSpec
+from rl_training.models.action_heads import CategoricalHead, NumpyChoice
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
+from rl_training.models.mlp import MLP
+from rl_training.models.observing import ObservingModule
+from rl_training.types import ActionSpec, ObsSpec
 
 
-class MLPQNetwork(nn.Module):
+class MLPQNetwork(ObservingModule):
     """One value per discrete action.
 
     Dueling (Wang et al. 2016, arXiv:1511.06581): Q = V + A - mean(A), each a network of its own.
     """
+
+    head: CategoricalHead
 
     def __init__(
         self,
@@ -29,28 +31,29 @@ class MLPQNetwork(nn.Module):
         activation: str,
         dueling: bool = False,
         encoder: EncoderConfig = DEFAULT_ENCODER,
+        normalize_obs: bool = False,
+        clip_obs: float = 10.0,
     ) -> None:
-        super().__init__()
+        head = CategoricalHead(action_spec.nvec, ())
+        super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         (self.num_actions,) = action_spec.nvec
-        self.head = CategoricalHead(action_spec.nvec, ())
-        self.encoder, features = make_encoder(obs_spec, encoder)
-        self.sees_images = obs_spec.has_images
+        features = self.num_features
         self.advantage = MLP((features, *hidden_sizes, self.num_actions), activation)
         self.state_value = MLP((features, *hidden_sizes, 1), activation) if dueling else None
 
     def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
-        """The values of all actions, and the mask of the legal ones."""
-        obs, mask = split_mask(obs)
-        features = self.encoder(obs)
+        """Return the values of all actions, and the mask of the legal ones."""
+        features, mask = self.encode(obs)
         values: Tensor = self.advantage(features)
         if self.state_value is not None:
             values = self.state_value(features) + values - values.mean(-1, keepdim=True)
         return values, mask
 
     def q_values(self, obs: Any) -> Tensor:
-        """The values of all actions; those of illegal ones are the least float.
+        """Return the values of all actions; those of illegal ones are the least float.
 
-        Where nothing is legal (an ended episode's last observation may say so) all values count.
+        Where the mask allows nothing (as it may in the final observation of an episode) it is
+        ignored.
         """
         values, mask = self.policy(obs)
         if mask is None:
@@ -58,9 +61,9 @@ class MLPQNetwork(nn.Module):
         mask = mask | ~mask.any(-1, keepdim=True)
         return values.masked_fill(~mask, torch.finfo(values.dtype).min)
 
-    def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
-        """Greedy actions in NumPy over the same weights, where that is possible.
+    def numpy_actor(self) -> NumpyChoice | None:
+        """Return greedy acting in NumPy (see `numpy_policy`), where that is possible.
 
-        The value stream of a dueling network moves all actions alike: it has no say here.
+        It needs the advantages alone: a state's value does not change which action is best.
         """
-        return numpy_policy(self.encoder, self.advantage, self.head)
+        return self.numpy_policy(self.advantage)

@@ -1,4 +1,4 @@
-"""Running normalisation: of observations inside the policy, of rewards in the collector."""
+"""Running normalisation: of observations inside networks, of rewards while collecting."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _EPSILON = 1e-8
 
 
 class RunningNorm(nn.Module):
-    """Standardises by the mean and variance of all that :meth:`update` was shown.
+    """Standardises by the mean and variance of all rows passed to :meth:`update`."""
 
-    Frozen between updates, so the policy is one function while data is collected and learnt from.
-    """
+    frozen_between_updates = True
+    """Its buffers change only in `update`, never in `forward`: while experience is collected and
+    learnt from, a network with this module is a fixed function of its parameters."""
 
     count: Tensor
     mean: Tensor
@@ -37,7 +38,7 @@ class RunningNorm(nn.Module):
         self.register_buffer("scale", torch.ones(shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move what `forward` uses; the moments stay in float64 on the CPU (MPS has none)."""
+        """Move what `forward` uses; the moments stay float64 on the CPU (MPS has no float64)."""
         del recurse
         self.shift, self.scale = fn(self.shift), fn(self.scale)
         return self
@@ -48,7 +49,7 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take a batch in (Chan et al.'s parallel form of Welford's sums)."""
+        """Add a batch to the statistics (Chan et al.'s parallel form of Welford's sums)."""
         if rows.shape[0] == 0:
             return
         rows = rows.cpu().double()
@@ -76,7 +77,7 @@ class RewardNormalizer:
         self._m2 = 0.0
 
     def __call__(self, reward: Array, done: Array, valid: Array) -> Array:
-        """Take one step's rewards in and return them normalised."""
+        """Add one step's rewards to the statistics and return them normalised."""
         self._returns = self._returns * self.gamma + reward
         seen = self._returns[valid]
         if seen.size:
@@ -89,19 +90,21 @@ class RewardNormalizer:
             self._count = total
         self._returns[done] = 0.0
         if not math.isfinite(self._m2):
-            return reward  # as it is: the check for NaNs names the environment that gave one
+            return (
+                reward  # unchanged: the check for NaNs then names the environment of the first one
+            )
         scale = np.sqrt(self._m2 / max(self._count, 1.0) + _EPSILON)
         normalized: Array = np.clip(reward / scale, -self.clip, self.clip)
         return normalized
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
+        """Return the statistics, for a checkpoint."""
         return {
             "returns": self._returns.copy(),
             "moments": [self._count, self._mean, self._m2],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Bring a saved state back."""
+        """Restore saved statistics."""
         self._returns = np.array(state["returns"], np.float64)
         self._count, self._mean, self._m2 = state["moments"]

@@ -1,4 +1,4 @@
-"""What actor-critics share: how they see (an encoder, a normaliser) and how they act (a head)."""
+"""`ObservingModule`, the base of every network: from observations to features."""
 
 from __future__ import annotations
 
@@ -9,31 +9,42 @@ import numpy as np
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
-from rl_training.models.action_heads import PolicyHead
-from rl_training.models.encoders import EncoderConfig, make_encoder, split_mask
+from rl_training.models.action_heads import NumpyChoice, PolicyHead, SquashedGaussianHead, TanhHead
+from rl_training.models.encoders import EncoderConfig, FlattenEncoder, make_encoder, split_mask
+from rl_training.models.mlp import MLP, NUMPY_ACTIVATIONS
 from rl_training.models.normalizer import RunningNorm
 from rl_training.types import Array, ObsSpec
 
 
 class ObservingModule(nn.Module):
-    """Turns observations into features; vectors are standardised first, given ``clip_obs``."""
+    """Splits the action mask off observations, normalises vectors and encodes the result.
+
+    Observations are raw, as environments return them and buffers store them. With ``clip_obs``
+    vectors are standardised by running statistics and clipped to that many standard deviations;
+    with None they are encoded as they are. Networks that choose actions pass their ``head``.
+    """
+
+    head: PolicyHead | SquashedGaussianHead | TanhHead | None
 
     def __init__(
         self,
-        head: PolicyHead,
         obs_spec: ObsSpec,
         encoder: EncoderConfig,
         clip_obs: float | None,
+        head: PolicyHead | SquashedGaussianHead | TanhHead | None = None,
     ) -> None:
         super().__init__()
-        self.head = head
+        self.head = head  # before the encoder: checkpoints hold moments in order of parameters
         self.encoder, self.num_features = make_encoder(obs_spec, encoder)
         self.sees_images = obs_spec.has_images
         self.norm: nn.ModuleDict | None = None
         if clip_obs is not None:
             vectors = {k: leaf for k, leaf in obs_spec.encoded.items() if not leaf.is_image}
             if not vectors:
-                raise ConfigError("'normalize_obs' is for vectors: images are scaled as they are")
+                raise ConfigError(
+                    "'normalize_obs' normalises vectors, and these observations are images,"
+                    " which networks scale themselves: set normalize_obs to false"
+                )
             # Module names may be neither empty nor hold dots: leaves are named by position.
             self._leaf_names = {
                 key: f"leaf{i}" for i, key in enumerate(obs_spec.encoded) if key in vectors
@@ -46,7 +57,7 @@ class ObservingModule(nn.Module):
             )
 
     def encode(self, obs: Any) -> tuple[Tensor, Tensor | None]:
-        """Features, one row per observation, and the action mask."""
+        """Return features, one row per observation, and the action mask where there is one."""
         obs, mask = split_mask(obs)
         if self.norm is not None:
             obs = self._normalize(obs)
@@ -62,18 +73,56 @@ class ObservingModule(nn.Module):
             }
         return norm[self._leaf_names[""]](obs)
 
+    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
+        """Add flat rows of raw observations to the statistics, without those not ``valid``."""
+        if self.norm is None:
+            return
+        for key, name in self._leaf_names.items():
+            leaf = obs[key] if key else obs
+            self.norm[name].update(leaf[valid])  # type: ignore[operator]
+
+    # -- acting in NumPy -----------------------------------------------------------------------
+
+    def numpy_policy(self, net: MLP) -> NumpyChoice | None:
+        """Return a function from observations and noise (None: greedy) to actions, in NumPy.
+
+        ``net`` maps features to the head's parameters. Weights and normaliser are views; a
+        Gaussian's deviation is read when this is called. None where `numpy_choice` is None.
+        """
+        choose = self.numpy_choice(net.activation)
+        if choose is None:
+            return None
+        forward, normalize = net.numpy_function(), self.numpy_normalize()
+        if normalize is None:
+            return lambda obs, noise: choose(forward(obs), noise)
+        return lambda obs, noise: choose(forward(normalize(obs)), noise)
+
+    def numpy_choice(self, activation: str) -> NumpyChoice | None:
+        """Return the head's choice in NumPy; None where this network has to act through torch.
+
+        NumPy needs plain float32 vectors, weights on the CPU, and an activation and a head that
+        have a NumPy form.
+        """
+        plain = isinstance(self.encoder, FlattenEncoder) and self.encoder.single_vector
+        on_cpu = next(self.parameters()).device.type == "cpu"
+        if self.head is None or not (plain and on_cpu and activation in NUMPY_ACTIVATIONS):
+            return None
+        return self.head.numpy_choice()
+
     def numpy_normalize(self) -> Callable[[Array], Array] | None:
-        """The normaliser of plain vectors as it stands now, in NumPy; None without one."""
+        """Return the normaliser of plain vectors in NumPy, over views; None without one."""
         if self.norm is None:
             return None
         norm = cast("RunningNorm", self.norm[self._leaf_names[""]])
         shift, scale, clip = norm.shift.numpy(), norm.scale.numpy(), norm.clip
         return lambda obs: np.clip((obs - shift) * scale, -clip, clip)
 
-    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
-        """Show the normaliser a rollout (flat rows; those not ``valid`` are left out)."""
-        if self.norm is None:
-            return
-        for key, name in self._leaf_names.items():
-            leaf = obs[key] if key else obs
-            self.norm[name].update(leaf[valid])  # type: ignore[operator]
+
+def update_normalizers(module: nn.Module, obs: Any, valid: Tensor) -> None:
+    """Call `ObservingModule.update_normalizer` of every network inside ``module``.
+
+    Target networks copy the statistics with the weights (`Target.follow`).
+    """
+    for part in module.modules():
+        if isinstance(part, ObservingModule):
+            part.update_normalizer(obs, valid)

@@ -27,6 +27,8 @@ def build_networks(
         "hidden_sizes": hidden_layers(knobs.hidden_sizes, obs_spec, (256, 256)),
         "activation": knobs.activation,
         "encoder": encoder_config(config, orthogonal=False),
+        "normalize_obs": config.normalize_obs,
+        "clip_obs": config.clip_obs,
     }
     actor = MLPActor(obs_spec, head, **shared)
     critics = MLPCritics(obs_spec, action_spec.size, num_critics=knobs.num_critics, **shared)

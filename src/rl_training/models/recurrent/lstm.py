@@ -1,4 +1,4 @@
-"""One LSTM layer whose memory is a plain row of numbers."""
+"""One LSTM layer whose state is a plain row of numbers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class NumpyActor(Protocol):
     """Observations, states and noise (None: greedy) to actions and next states."""
 
     def __call__(self, obs: Array, state: Array, noise: Array | None) -> tuple[Array, Array]:
-        """One step of every row."""
+        """Return actions and states after one step of every row."""
         ...
 
 
 @contextlib.contextmanager
 def _quiet_cudnn() -> Iterator[None]:
-    """The weights are views of one flat tensor, and cuDNN says that it lays them out anew."""
+    """Silence cuDNN's warning that it copies weights which are views of one flat tensor."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="RNN module weights are not part of")
         yield
@@ -40,7 +40,7 @@ class LSTM(nn.Module):
         c' = f c + i g,  h' = o tanh(c')
 
     A state is the row (h, c), zeros at the start of an episode. Whole sequences go through
-    torch's fused kernels; they must not hold a reset, whoever makes them splits them there.
+    torch's fused kernels; they must not hold a reset: buffers split them there.
     """
 
     def __init__(self, inputs: int, size: int, *, orthogonal: bool = False) -> None:
@@ -56,14 +56,14 @@ class LSTM(nn.Module):
                     nn.init.zeros_(parameter)
 
     def forward(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """From states (batch, ...) over (time, batch, ...): all outputs, and the last states."""
+        """Return outputs over (time, batch, ...) and the last states, from states (batch, ...)."""
         h, c = (part.unsqueeze(0).contiguous() for part in state.chunk(2, -1))
         with _quiet_cudnn() if inputs.is_cuda else contextlib.nullcontext():
             outputs, (h, c) = self.layer(inputs, (h, c))
         return outputs, torch.cat((h[0], c[0]), -1)
 
     def numpy_step(self) -> NumpyStep:
-        """One time step over NumPy views of the same weights: several times faster than torch."""
+        """Return one time step in NumPy, over views of the weights: several times faster."""
         size = self.size
         arrays = {name: p.detach().numpy() for name, p in self.layer.named_parameters()}
         w, u = arrays["weight_ih_l0"].T, arrays["weight_hh_l0"].T

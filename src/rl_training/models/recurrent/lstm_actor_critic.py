@@ -1,4 +1,4 @@
-"""A policy and a value function that remember: LSTMs between what is seen and two MLPs."""
+"""RecurrentPPO's network: a policy and a value function, each an LSTM and an MLP."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import torch
 from torch import Tensor
 
 from rl_training._internal.tree import tree_map
-from rl_training.models.action_heads import make_action_head
-from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig, FlattenEncoder
-from rl_training.models.mlp_actor_critic import MLP, NUMPY_ACTIVATIONS, Evaluation
+from rl_training.models.action_heads import PolicyHead, make_action_head
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
+from rl_training.models.mlp import MLP
+from rl_training.models.mlp_actor_critic import Evaluation
 from rl_training.models.observing import ObservingModule
 from rl_training.models.recurrent.lstm import LSTM, NumpyActor
 from rl_training.types import ActionSpec, Array, ObsSpec, Remembered
 
 
 class LSTMActorCritic(ObservingModule):
-    """Policy and value over memories of their own, or over one (``shared_lstm``).
+    """Policy and value function, each with an LSTM of its own or with one (``shared_lstm``).
 
-    What encodes observations is shared by both. A state is a row of ``state_size`` numbers: the
-    policy's memory, then the value function's.
+    They share the encoder. A state is a row of ``state_size`` numbers: that of the policy's LSTM,
+    then that of the value function's.
     """
+
+    head: PolicyHead
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class LSTMActorCritic(ObservingModule):
         clip_obs: float = 10.0,
     ) -> None:
         head = make_action_head(action_spec, log_std_init)
-        super().__init__(head, obs_spec, encoder, clip_obs if normalize_obs else None)
+        super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         self.actor_lstm = LSTM(self.num_features, lstm_size, orthogonal=True)
         self.critic_lstm = (
             None if shared_lstm else LSTM(self.num_features, lstm_size, orthogonal=True)
@@ -51,15 +54,15 @@ class LSTMActorCritic(ObservingModule):
         self.state_size = self._split if shared_lstm else 2 * self._split
 
     def initial_state(self, rows: int) -> Tensor:
-        """What is remembered at the start of an episode: nothing."""
+        """Return the states at the start of an episode: zeros."""
         return torch.zeros(rows, self.state_size, device=next(self.parameters()).device)
 
     def act(
         self, obs: Any, state: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The actions that ``noise`` selects (the most likely ones without), and the next state.
+        """Return the actions that ``noise`` selects (None: the most likely) and the next states.
 
-        Also their log-probabilities and the values, by the names a rollout keeps them under.
+        Also their log-probabilities and the values, by the names of a rollout's fields.
         """
         features, mask = self.encode(obs)
         remembered, valued, after = self._remember(features.unsqueeze(0), state)
@@ -72,15 +75,15 @@ class LSTMActorCritic(ObservingModule):
         return actions, after, {"logprobs": logprobs, "values": self.critic(valued[0]).squeeze(-1)}
 
     def value(self, seen: Remembered) -> Tensor:
-        """State values of single observations, one per row."""
+        """Return state values of single observations, one per row."""
         features, _ = self.encode(seen.obs)
         _, valued, _ = self._remember(features.unsqueeze(0), seen.state)
         return self.critic(valued[0]).squeeze(-1)  # type: ignore[no-any-return]
 
     def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
-        """Log-probability and entropy of actions, and values, over whole sequences.
+        """Return log-probability and entropy of actions, and values, over whole sequences.
 
-        All are (time, batch, ...); ``batch["state"]`` is what was remembered before the first.
+        All are (time, batch, ...); ``batch["state"]`` holds the states before the first step.
         """
         actions = batch["actions"]
         length, rows = actions.shape[:2]
@@ -92,7 +95,7 @@ class LSTMActorCritic(ObservingModule):
         return Evaluation(*(x.reshape(length, rows) for x in (logprob, entropy, value)))
 
     def _remember(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What policy and value function make of (time, batch, features), and the last state."""
+        """Return both LSTMs' outputs over (time, batch, features), and the last states."""
         if self.critic_lstm is None:
             outputs, after = self.actor_lstm(features, state)
             return outputs, outputs, after
@@ -102,14 +105,12 @@ class LSTMActorCritic(ObservingModule):
         return outputs, valued, torch.cat((own, critics), -1)
 
     def numpy_actor(self) -> NumpyActor | None:
-        """Acting in NumPy; None where that cannot be: vectors, on a CPU, known activations only.
+        """Return acting in NumPy; None where that is not possible (see `numpy_choice`).
 
-        It reads the normaliser and a Gaussian's deviation as they are when this is called.
+        Weights and normaliser are views; a Gaussian's deviation is read when this is called.
         """
-        plain = isinstance(self.encoder, FlattenEncoder) and self.encoder.single_vector
-        on_cpu = next(self.parameters()).device.type == "cpu"
-        choose = self.head.numpy_choice() if plain and on_cpu else None
-        if choose is None or self.actor.activation not in NUMPY_ACTIVATIONS:
+        choose = self.numpy_choice(self.actor.activation)
+        if choose is None:
             return None
         remember, forward = self.actor_lstm.numpy_step(), self.actor.numpy_function()
         remember_value = self.critic_lstm.numpy_step() if self.critic_lstm is not None else None

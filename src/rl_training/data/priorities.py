@@ -1,0 +1,58 @@
+"""Proportional prioritised replay (Schaul et al. 2016, arXiv:1511.05952)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.sum_tree import SumTree
+from rl_training.types import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritization:
+    """How TD errors become priorities: (abs(error) + epsilon)^alpha."""
+
+    alpha: float = 0.6
+    """How much priorities matter: 0 is uniform, 1 in proportion."""
+    epsilon: float = 1e-6
+    """Added to every error, so that every transition can be sampled again."""
+
+
+class Priorities(SumTree):
+    """The priorities of a ring's transitions; zero where there is nothing to sample."""
+
+    def __init__(self, size: int, rule: Prioritization) -> None:
+        super().__init__(size)
+        self._rule = rule
+        self.largest = 1.0
+        """The largest priority so far, which new transitions get."""
+
+    def arrays(self) -> Iterator[Array]:
+        """Yield the arrays it owns."""
+        yield self._nodes
+
+    def draw(self, count: int, generator: torch.Generator, beta: float) -> tuple[Array, Array]:
+        """Sample indices in proportion to their priorities, with replacement.
+
+        Also return weights that correct for it: w = (N P)^-beta, divided by the largest. N cancels
+        out of that quotient.
+        """
+        if self.total <= 0:
+            raise ValueError("the replay buffer holds nothing to sample")
+        uniform = torch.rand(count, generator=generator, dtype=torch.float64).numpy()
+        index = self.find(uniform * self.total)
+        priorities = self.get(index)
+        weights = (priorities / priorities.min()) ** -beta
+        return index, weights.astype(np.float32)
+
+    def update(self, index: Array, errors: Tensor) -> None:
+        """Set priorities from TD errors."""
+        raw = errors.detach().abs().cpu().numpy().astype(np.float64) + self._rule.epsilon
+        priorities = raw**self._rule.alpha
+        self.largest = max(self.largest, float(priorities.max()))
+        self.set(index, priorities)

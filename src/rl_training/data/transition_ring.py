@@ -1,0 +1,287 @@
+"""Storage of transitions in a ring, in which every observation is stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training._internal.tree import tree_leaves, tree_map
+from rl_training.data.obs_store import ObsStore, own_array
+from rl_training.errors import ConfigError
+from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
+
+TERMINATED, ENDED, VALID = 1, 2, 4
+"""Bits of a transition's flags."""
+_CHUNK_BYTES = 1 << 20
+
+
+class TransitionRing:
+    """The last ``capacity`` transitions of ``num_envs`` environments, allocated once.
+
+    A cell is one environment's place in one row: row x ``num_envs`` + environment. The successor
+    of a stored observation is the next row of the ring. Only where an episode ended is there
+    another, its true final observation, stored in a pool beside the ring. The row after the newest
+    one holds the current observations of the environments; it has no transitions yet.
+    Where observations are stacks of images (``frame_stack``), each image is stored once.
+
+    For checkpoints the ring is divided into chunks of rows, so that only those that changed have
+    to be written again.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int,
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        frame_stack: int = 1,
+    ) -> None:
+        if capacity < num_envs:
+            raise ConfigError(f"a replay of {capacity} transitions cannot hold {num_envs} envs")
+        self.num_envs = num_envs
+        self.rows = -(-capacity // num_envs)
+        # The oldest transition's stack consists of images of rows that are not sampled any more.
+        self._ring = self.rows + frame_stack
+        self._frame_stack = frame_stack
+        shape = (self._ring, num_envs)
+        stores = {
+            key: ObsStore(leaf, self._ring, num_envs, frame_stack)
+            for key, leaf in obs_spec.leaves.items()
+        }
+        self._obs: Any = stores if obs_spec.is_dict else stores[""]
+        self._actions = np.zeros((*shape, *action_spec.shape), action_spec.policy_dtype)
+        self._rewards = np.zeros(shape, np.float32)
+        self._flags = np.zeros(shape, np.uint8)
+        self._final_row = np.full(shape, -1, np.int32)
+        self._free = list(range(self._pool_size - 1, -1, -1))
+        self._rows_with_finals: set[int] = set()
+        self._head = 0
+        """The row that the next transitions are written to."""
+        self._filled = 0
+        """Rows that hold transitions."""
+        self._all_valid = True
+        each = self.bytes_per_transition(obs_spec, action_spec, frame_stack=frame_stack)
+        self._chunk_rows = max(1, _CHUNK_BYTES // (num_envs * each))
+        self.changed_chunks: set[int] = set()
+        """Chunks written to since the caller that saves them cleared this."""
+
+    def __len__(self) -> int:
+        """Transitions stored, reset-only rows included."""
+        return self._filled * self.num_envs
+
+    @staticmethod
+    def bytes_per_transition(
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        prioritized: bool = False,
+        frame_stack: int = 1,
+    ) -> int:
+        """Return the bytes of one transition: its observation once, its action, and nine bytes.
+
+        Of a stack of images it is the newest image, and one byte more. Priorities take up to 32
+        bytes more: a tree of doubles over a power of two.
+        """
+        leaves = obs_spec.leaves.values()
+        obs = sum(ObsStore.bytes_per_cell(leaf, frame_stack) for leaf in leaves)
+        action = action_spec.size * np.dtype(action_spec.policy_dtype).itemsize
+        return obs + action + 4 + 1 + 4 + (32 if prioritized else 0)
+
+    def arrays(self) -> Iterator[Array]:
+        """Yield the arrays that hold the ring; only the pool of final observations grows."""
+        for store in tree_leaves(self._obs):
+            yield from store.arrays()
+        yield from (self._actions, self._rewards, self._flags, self._final_row)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken now."""
+        return sum(array.nbytes for array in self.arrays())
+
+    @property
+    def _pool_size(self) -> int:
+        return len(tree_leaves(self._obs)[0].pool)
+
+    def _named_stores(self) -> Iterable[tuple[str, ObsStore]]:
+        return self._obs.items() if isinstance(self._obs, dict) else [("", self._obs)]
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
+        """Append one step of every environment in place of the oldest row."""
+        if record:
+            raise ValueError(f"a replay buffer stores no {sorted(record)}")
+        t = self._head
+        self._write_obs(t, obs)
+        self._actions[t] = action
+        self._rewards[t] = step.reward
+        ended = step.terminated | step.truncated
+        any_ended, all_valid = bool(ended.any()), bool(step.valid.all())
+        if all_valid and not any_ended:
+            self._flags[t] = VALID
+        else:
+            self._flags[t] = TERMINATED * step.terminated + ENDED * ended + VALID * step.valid
+            self._all_valid = self._all_valid and all_valid
+        self._head = (t + 1) % self._ring
+        self._filled = min(self._filled + 1, self.rows)
+        self._free_finals(self._head)
+        if any_ended:
+            for env in np.flatnonzero(ended):
+                if not self._continues_anyway(step, int(env)):
+                    self._keep_final(t, int(env), step.final_obs, source=int(env))
+        self._write_obs(self._head, step.obs)
+        self.changed_chunks.update((t // self._chunk_rows, self._head // self._chunk_rows))
+
+    def _write_obs(self, t: int, obs: Obs) -> None:
+        if isinstance(obs, dict):
+            for key, leaf in obs.items():
+                self._obs[key].write(t, leaf)
+        else:
+            self._obs.write(t, obs)
+
+    def _continues_anyway(self, step: VectorStep, env: int) -> bool:
+        """Whether an ended episode's successor is the next row all the same: a life was lost."""
+        if self._frame_stack == 1:
+            return False
+        pairs = zip(tree_leaves(step.final_obs), tree_leaves(step.obs), strict=True)
+        return all(np.array_equal(final[env], obs[env]) for final, obs in pairs)
+
+    def _free_finals(self, t: int) -> None:
+        """Return the final observations of a row to the pool."""
+        if t not in self._rows_with_finals:
+            return
+        self._rows_with_finals.remove(t)
+        used = self._final_row[t]
+        self._free += [int(row) for row in used[used >= 0]]
+        used[:] = -1
+
+    def _keep_final(self, t: int, env: int, final_obs: Any, source: int) -> None:
+        row, cell = self._new_final(t, env), t * self.num_envs + env
+        tree_map(
+            lambda store, leaf: store.keep_final(row, cell, leaf[source]), self._obs, final_obs
+        )
+
+    def _new_final(self, t: int, env: int) -> int:
+        """Allocate a row of the pool for the transition at ``t``."""
+        if not self._free:
+            size = self._pool_size
+            tree_map(ObsStore.grow_pool, self._obs)
+            self._free = list(range(2 * size - 1, size - 1, -1))
+        row = self._free.pop()
+        self._final_row[t, env] = row
+        self._rows_with_finals.add(t)
+        return row
+
+    def go_on_from(self, obs: Obs, *, exact: bool = True) -> None:
+        """Continue from ``obs``, which may differ from the newest observation stored.
+
+        Where it does, the stored one becomes the last transition's final observation, so that no
+        episode continues in another. Unless the environments were restored ``exact``-ly, that is
+        done for all of them, whatever they show.
+        """
+        if not self._filled:
+            return
+        newest = (self._head - 1) % self._ring
+        tree_map(lambda store: store.settle(self._head), self._obs)
+        current = self._head * self.num_envs + np.arange(self.num_envs)
+        stored = tree_map(lambda store: store.take(current), self._obs)
+        pairs = zip(tree_leaves(stored), tree_leaves(obs), strict=True)
+        same = np.logical_and.reduce([(a == b).reshape(self.num_envs, -1).all(1) for a, b in pairs])
+        same &= exact
+        for env in np.flatnonzero(~same & (self._final_row[newest] < 0)):
+            self._flags[newest, env] |= ENDED
+            self._keep_final(newest, int(env), stored, source=int(env))
+            self.changed_chunks.add(newest // self._chunk_rows)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def episode_goes_on(self, t: int) -> Array:
+        """Return, for every environment, whether its episode continues after row ``t``."""
+        continues: Array = self._flags[t] & (ENDED | VALID) == VALID
+        return continues
+
+    def is_valid(self, cells: Array) -> Array:
+        """Return whether cells hold transitions that may be learnt from."""
+        valid: Array = self._flags.reshape(-1)[cells] & VALID > 0
+        return valid
+
+    def newest_observations(self, count: int) -> tuple[Any, Tensor]:
+        """Return the observations of the newest ``count`` rows, flat, and which are valid.
+
+        They are raw copies in the order of time, (rows x environments, ...); fewer rows where
+        fewer are stored.
+        """
+        count = min(count, self._filled)
+        rows = (self._head - count + np.arange(count)) % self._ring
+        cells = (rows[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+        obs = tree_map(lambda store: torch.from_numpy(store.take(cells)), self._obs)
+        return obs, torch.from_numpy(self.is_valid(cells))
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that hold something."""
+        used = self._ring if self._filled == self.rows else self._head + 1
+        return -(-used // self._chunk_rows)
+
+    def chunk_state(self, index: int) -> dict[str, Any]:
+        """Return the rows of a chunk and their final observations; it needs no other chunk."""
+        rows = self._chunk(index)
+        finals = self._final_row[rows]
+        kept = finals[finals >= 0]
+        state: dict[str, Any] = {
+            "actions": self._actions[rows],
+            "rewards": self._rewards[rows],
+            "flags": self._flags[rows],
+            "has_final": finals >= 0,
+        }
+        for key, store in self._named_stores():
+            state[f"obs/{key}"] = store.chunk_state(rows, kept)
+        return state
+
+    def load_chunk(self, index: int, state: Mapping[str, Any]) -> None:
+        """Restore a chunk."""
+        rows = self._chunk(index)
+
+        def restore(grid: Array, value: Any) -> None:
+            grid[rows] = own_array(value)
+
+        restore(self._actions, state["actions"])
+        restore(self._rewards, state["rewards"])
+        restore(self._flags, state["flags"])
+        self._all_valid = False
+        places = np.argwhere(own_array(state["has_final"]))
+        pool_rows = [self._new_final(rows.start + int(t), int(env)) for t, env in places]
+        for key, store in self._named_stores():
+            store.load_chunk(rows, pool_rows, state[f"obs/{key}"])
+
+    def _chunk(self, index: int) -> slice:
+        start = index * self._chunk_rows
+        return slice(start, min(start + self._chunk_rows, self._ring))
+
+    def ring_state(self) -> dict[str, Any]:
+        """Return what is not in the chunks: the shape of the ring and its position."""
+        return {
+            "shape": [self._ring, self.num_envs, self._chunk_rows],
+            "position": [self._head, self._filled],
+        }
+
+    def load_ring_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what is not in the chunks, before them."""
+        shape = [self._ring, self.num_envs, self._chunk_rows]
+        if list(state["shape"]) != shape:
+            raise ConfigError(
+                f"the saved replay has the shape {list(state['shape'])}, this one {shape}:"
+                " buffer_size, num_envs and the stack of frames must not change"
+            )
+        self._head, self._filled = (int(x) for x in state["position"])
+        self._final_row[:] = -1
+        self._rows_with_finals.clear()
+        self._free = list(range(self._pool_size - 1, -1, -1))
+        tree_map(ObsStore.forget, self._obs)
