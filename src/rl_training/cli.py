@@ -81,7 +81,7 @@ class EvalArgs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResumeArgs:
-    """Go on with a run where its checkpoint stands, in the same folder."""
+    """Continue a run from its checkpoint, in the same folder."""
 
     checkpoint: Path
     """A checkpoint, or a run folder (its last one)."""
@@ -190,7 +190,7 @@ def _train(args: list[str]) -> int:
         default=default,
         description="Train an agent: [PRESET | --config FILE] [flags]. --json: a JSON last line.",
     )
-    from rl_training.experiment.manager import ExperimentManager
+    from rl_training.runtime.setup import ExperimentManager
 
     trainer = ExperimentManager.setup(config)
     say(
@@ -205,8 +205,8 @@ def _resume(args: list[str]) -> int:
     from rl_training._internal.flags import parse_flags
 
     options: ResumeArgs = parse_flags(ResumeArgs, args, "rl-training resume")
-    from rl_training.experiment.manager import ExperimentManager
     from rl_training.runs import read_json
+    from rl_training.runtime.setup import ExperimentManager
 
     trainer = ExperimentManager.resume(
         options.checkpoint,

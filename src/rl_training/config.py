@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
-from rl_training._internal.coerce import build_dataclass, check_types, require, to_plain
-from rl_training._internal.lazy import resolve
+from rl_training._internal.coerce import (
+    OldName,
+    build_dataclass,
+    check_types,
+    renamed,
+    require,
+    take_old_names,
+    to_plain,
+)
 from rl_training._internal.yaml_io import dump_yaml, load_yaml_file
 from rl_training.errors import ConfigError, did_you_mean
-from rl_training.experiment.registry import ALGORITHMS
+from rl_training.registry import ALGORITHMS, check_settings, config_type, find_entry
 
 FORMAT = 1
 _NOT_SETTINGS = {"format", "preset", "verified", "partial"}
@@ -163,8 +170,15 @@ class TrainConfig(Generic[AlgoConfig]):
 
     output_dir: Path = Path("runs")
     """Folder that run folders are made in."""
-    log_interval: int = 0
-    """Steps between metric rows; 0 logs every iteration."""
+    log_interval_steps: int = 1
+    """Steps between metric rows, at least 1; rows are written at the end of an iteration, so that
+    1 logs every iteration."""
+    log_interval: int | None = None
+    """Old name of log_interval_steps, where 0 logged every iteration."""
+    OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
+        "log_interval": OldName("log_interval_steps", lambda value: 1 if value == 0 else value)
+    }
+    """Settings that have a new name."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
     wandb: bool = False
@@ -182,8 +196,8 @@ class TrainConfig(Generic[AlgoConfig]):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.algo not in ALGORITHMS:
-            raise ConfigError(f"unknown algo {self.algo!r}.{did_you_mean(self.algo, ALGORITHMS)}")
+        take_old_names(self)
+        find_entry(self.algo)
         object.__setattr__(self, "algo_kwargs", self._typed_algo_kwargs())
         require(self.seed >= 0, "seed", "zero or more", self.seed)
         for name in ("total_timesteps", "num_envs", "max_recorded_steps"):
@@ -191,8 +205,10 @@ class TrainConfig(Generic[AlgoConfig]):
         most = _MAX_WORKERS if self.vectorization == "async" else _MAX_ENVS
         rule = f"at most {most:,} with vectorization: {self.vectorization}"
         require(self.num_envs <= most, "num_envs", rule, self.num_envs)
-        for name in ("eval_interval", "eval_episodes", "checkpoint_interval", "log_interval"):
+        for name in ("eval_interval", "eval_episodes", "checkpoint_interval"):
             require(getattr(self, name) >= 0, name, "zero or more", getattr(self, name))
+        steps = self.log_interval_steps
+        require(steps >= 1, "log_interval_steps", "at least 1", steps)
         require(self.keep_checkpoints >= 1, "keep_checkpoints", "at least 1", self.keep_checkpoints)
         for name in ("worker_timeout", "clip_obs", "clip_reward"):
             require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
@@ -206,6 +222,7 @@ class TrainConfig(Generic[AlgoConfig]):
                 "'wrappers' cannot be put around a native vector; use vectorization: sync or async"
             )
         self._check_atari()
+        check_settings(self.algo, acceleration=self.acceleration, overlap=self.overlap)
         self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
 
     def _check_atari(self) -> None:
@@ -246,8 +263,8 @@ class TrainConfig(Generic[AlgoConfig]):
 
 
 def algo_config_type(algo: str) -> type[Any]:
-    """The config dataclass of an algorithm."""
-    return cast("type[Any]", resolve(ALGORITHMS[algo].config))
+    """Return the config dataclass of an algorithm."""
+    return config_type(algo)
 
 
 def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +287,11 @@ def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> d
 
 
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay ``over`` on ``base``: algorithm knobs one by one (unless the algorithm changes)."""
+    """Return ``base`` with the settings of ``over``, those of the algorithm one by one.
+
+    Where ``over`` names another algorithm, the base's settings of the algorithm are dropped.
+    """
+    base, over = _renamed_settings(base), _renamed_settings(over, base.get("algo", "ppo"))
     merged = {**base, **over}
     if over.get("preprocessing") == "none":
         merged["atari"] = over.get("atari", {})
@@ -286,8 +307,18 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
     return merged
 
 
+def _renamed_settings(settings: Mapping[str, Any], algo: Any = "ppo") -> dict[str, Any]:
+    """Return settings under their new names, so that a later one replaces an earlier one."""
+    result = renamed(TrainConfig, settings)
+    algo, knobs = result.get("algo", algo), result.get("algo_kwargs")
+    if isinstance(knobs, Mapping) and isinstance(algo, str) and algo in ALGORITHMS:
+        result["algo_kwargs"] = renamed(config_type(algo), knobs, "algo_kwargs")
+    return result
+
+
 def config_from_mapping(values: Mapping[str, Any]) -> TrainConfig[Any]:
     """Validate plain values into a config."""
+    values = renamed(TrainConfig, values)
     fields = {f.name for f in dataclasses.fields(TrainConfig)}
     for key in values:
         if key not in fields:

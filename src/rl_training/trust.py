@@ -1,16 +1,19 @@
 """What a file may make this process import: nothing, without the user's consent.
 
-A run's config may name modules: in ``env_id`` ("module:Id-v0"), in ``wrappers`` and in ``encoder``.
-In a config file or on a command line they are the user's own words. In a checkpoint they are
-somebody's: only modules of Gymnasium and of this package are imported, unless the user allows more,
-or the checkpoint was written by this user on this machine (its digest is then in a list that is
-kept outside run folders).
+A run's config may name modules: in ``env_id`` ("module:Id-v0"), in ``wrappers``, and in settings of
+the algorithm such as ``encoder`` ("module:Class"). In a config file or on a command line they are
+the user's own words. In a checkpoint they are somebody's: only modules of Gymnasium and of this
+package are imported, unless the user allows more, or the checkpoint was written by this user on
+this machine (its digest is then in a list that is kept outside run folders). An algorithm of an
+installed package is imported by its name in the table of algorithms: whoever installed the package
+registered it there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +31,8 @@ def trust_from_flag(named: Sequence[str] | None) -> Trust:
 
 
 _OURS = ("gymnasium", "rl_training")
+_NAMES_CODE = re.compile(r"[\w.]+:[\w.]+")
+"""A setting of this form names code, whatever the setting is called."""
 _WRITES_FILES = ("RecordVideo",)
 """Gymnasium's wrappers that write where their arguments say."""
 
@@ -61,9 +66,9 @@ def foreign_names(settings: Any) -> list[Named]:
         if isinstance(path, str):
             named.append(Named("wrappers", path))
     knobs = settings.get("algo_kwargs")
-    encoder = knobs.get("encoder") if isinstance(knobs, Mapping) else None
-    if isinstance(encoder, str):
-        named.append(Named("algo_kwargs.encoder", encoder))
+    for setting, value in knobs.items() if isinstance(knobs, Mapping) else ():
+        if isinstance(value, str) and (setting == "encoder" or _NAMES_CODE.fullmatch(value)):
+            named.append(Named(f"algo_kwargs.{setting}", value))
     return [one for one in named if not _is_harmless(one)]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from rl_training.errors import Paused
 
 Array: TypeAlias = npt.NDArray[Any]
 Obs: TypeAlias = Array | dict[str, Array]
@@ -26,23 +28,8 @@ class Run(Protocol):
         ...
 
     @property
-    def normalize_obs(self) -> bool:
-        """Whether observations are standardised by running statistics."""
-        ...
-
-    @property
     def normalize_reward(self) -> bool:
         """Whether rewards are scaled by running statistics."""
-        ...
-
-    @property
-    def acceleration(self) -> str:
-        """How updates run."""
-        ...
-
-    @property
-    def overlap(self) -> bool:
-        """Whether halves of the environments are stepped in turn."""
         ...
 
 
@@ -55,8 +42,19 @@ def never() -> bool:
     return False
 
 
+Item = TypeVar("Item")
+
+
+def until(stop: StopRequest, items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items; raise `Paused` before the next one where a stop is requested."""
+    for item in items:
+        if stop():
+            raise Paused
+        yield item
+
+
 class Progress(NamedTuple):
-    """Where a run stands; schedules are functions of it."""
+    """How far a run is; schedules are functions of it."""
 
     step: int
     total: int
@@ -94,6 +92,21 @@ class VectorStep(NamedTuple):
         """Where what comes next has nothing to do with what was: an episode ended, or is reset."""
         cut: Array = self.terminated | self.truncated | ~self.valid
         return cut
+
+
+class EnvInfo(NamedTuple):
+    """What a learner may know of where experience comes from."""
+
+    obs_spec: ObsSpec
+    action_spec: ActionSpec
+    num_envs: int
+    """Rows of every step."""
+    frame_stack: int = 1
+    """Images that an observation stacks; each one repeats all but the oldest of the last."""
+    has_invalid_rows: bool = False
+    """Whether rows may be reset-only (``valid`` False)."""
+    device: str = "cpu"
+    """Where the experience is produced."""
 
 
 class Remembered(NamedTuple):
@@ -170,6 +183,11 @@ class ObsSpec:
     def encoded(self) -> dict[str, ArraySpec]:
         """The leaves an encoder sees: all but the action mask."""
         return {key: leaf for key, leaf in self.leaves.items() if key != ACTION_MASK}
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether an observation holds an action mask."""
+        return ACTION_MASK in self.leaves
 
     @property
     def has_images(self) -> bool:

@@ -1,30 +1,25 @@
-from rl_training.algorithms.dqn import DQN, DQNConfig, dqn_loss
-from rl_training.algorithms.drqn import DRQN, DRQNConfig, drqn_loss
-from rl_training.algorithms.ppg import PPG, PPGConfig, ppg_auxiliary_loss, ppg_loss
-from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
-from rl_training.algorithms.sac import SAC, SACConfig, sac_actor_loss, sac_targets
-from rl_training.algorithms.td3 import TD3, TD3Config, td3_actor_loss, td3_targets
+"""Learners and losses: functions and classes of tensors that know no environment.
 
-__all__ = [
-    "DQN",
-    "DRQN",
-    "PPG",
-    "PPO",
-    "SAC",
-    "TD3",
-    "DQNConfig",
-    "DRQNConfig",
-    "PPGConfig",
-    "PPOConfig",
-    "SACConfig",
-    "TD3Config",
-    "dqn_loss",
-    "drqn_loss",
-    "ppg_auxiliary_loss",
-    "ppg_loss",
-    "ppo_loss",
-    "sac_actor_loss",
-    "sac_targets",
-    "td3_actor_loss",
-    "td3_targets",
-]
+What each algorithm's module defines can be imported from here, too: ``algorithms.PPO``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_training._internal.lazy import defined_in, names_defined_in
+from rl_training.registry import ALGORITHMS
+
+
+def _modules() -> list[str]:
+    """The modules of this package that algorithms are defined in."""
+    modules = (entry.config.partition(":")[0] for entry in ALGORITHMS.values())
+    return [module for module in modules if module.startswith(f"{__name__}.")]
+
+
+def __getattr__(name: str) -> Any:
+    return defined_in(_modules(), name, __name__)
+
+
+def __dir__() -> list[str]:
+    return names_defined_in(_modules())

@@ -15,14 +15,15 @@ from rl_training._internal.tree import tree_map, tree_stack
 from rl_training.algorithms.acceleration import Acceleration, graphed
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
-from rl_training.algorithms.ppo import PPO, PPOConfig, mean_metrics, ppo_loss, until
+from rl_training.algorithms.metrics import MetricSums
+from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
-from rl_training.types import Progress, Run, StopRequest, never
+from rl_training.types import Progress, Run, StopRequest, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPGConfig(PPOConfig):
-    """PPO's knobs for the policy phase, and those of the auxiliary phase."""
+    """PPO's settings for the policy phase, and those of the auxiliary phase."""
 
     policy_phases: int = 32
     """Rollouts learnt from before each auxiliary phase."""
@@ -47,7 +48,7 @@ class PPGConfig(PPOConfig):
             self._require(width >= 1, "value_sizes", "widths of at least 1")
 
     def check_run(self, run: Run) -> None:
-        """Refuse knobs that do not fit the number of environments."""
+        """Refuse settings that do not fit the number of environments."""
         super().check_run(run)
         rows = self.policy_phases * run.num_envs * self.num_steps
         require(
@@ -74,7 +75,7 @@ def ppg_auxiliary_loss(minibatch: Mapping[str, Any], *, beta_clone: float) -> di
         clone_kl       = mean( sum_a q(a) (log q(a) - log p(a)) )
         loss           = aux_value_loss + value_loss + beta_clone clone_kl
 
-    Rows weigh as ``mask`` says, where there is one.
+    Rows are weighted by ``mask`` where there is one.
     """
     mask = minibatch.get("mask")
     returns = minibatch["returns"]
@@ -91,10 +92,10 @@ def ppg_auxiliary_loss(minibatch: Mapping[str, Any], *, beta_clone: float) -> di
 
 
 class PPG(PPO):
-    """PPO, and every ``policy_phases`` rollouts a phase that teaches its trunk to tell values.
+    """PPO, and every ``policy_phases`` rollouts a phase that fits values through the shared trunk.
 
     `update` is one gradient step of the policy phase, `auxiliary_update` a whole auxiliary phase;
-    each phase has an Adam of its own over the same parameters.
+    each kind of phase has an optimizer state of its own over the same parameters.
     """
 
     objective = staticmethod(ppg_loss)
@@ -115,36 +116,48 @@ class PPG(PPO):
             self.auxiliary_loss,
             learning_rate=config.learning_rate,
             max_grad_norm=config.max_grad_norm,
-            adam_eps=1e-5,
+            optimizer=config.optimizer_spec(),
             acceleration=acceleration,
             beside=self.step,
         )
         device = self.step.flat.device
-        self._auxiliary_update = graphed(self.auxiliary_step.__call__, acceleration, device)
+        self.auxiliary_metrics = MetricSums(device)
+        self._run_auxiliary = graphed(self._auxiliary_update, acceleration, device, copies=False)
         self.kept: list[dict[str, Any]] = []
         """Observations and returns of the policy phases since the last auxiliary one."""
         self.auxiliary_phases = 0
-        """Auxiliary phases done so far."""
+        """Auxiliary phases so far."""
         self._last_metrics: dict[str, float] = {}
 
     def learn(
-        self, rollout: RolloutBuffer, progress: Progress, stop: StopRequest = never
-    ) -> dict[str, float]:
-        """A policy phase; the auxiliary one follows when enough of them have been.
-
-        Metrics named ``auxiliary/`` are those of the last auxiliary phase until the next, so that
-        they are seen however seldom is logged.
-        """
-        metrics = super().learn(rollout, progress, stop)
-        self.kept.append(_remember(rollout.flat()))
+        self,
+        experience: RolloutBuffer,
+        progress: Progress,
+        stop: StopRequest = never,
+        *,
+        updates: int = 1,
+    ) -> int:
+        """Run a policy phase, and an auxiliary phase after every ``policy_phases`` of them."""
+        count = super().learn(experience, progress, stop, updates=updates)
+        self.kept.append(_copied(experience.flat()))
         if len(self.kept) >= self.config.policy_phases:
             self._last_metrics = self.auxiliary_update(stop)
-        return metrics | self._last_metrics | {"auxiliary/phases": float(self.auxiliary_phases)}
+            count += self.config.aux_epochs * self.config.num_aux_minibatches
+        return count
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return means over the updates since the last call.
+
+        Metrics named ``auxiliary/`` are those of the last auxiliary phase until the next one, so
+        that a row is logged with them however seldom rows are logged.
+        """
+        phases = {"auxiliary/phases": float(self.auxiliary_phases)}
+        return super().pop_metrics() | self._last_metrics | phases
 
     def auxiliary_update(self, stop: StopRequest = never) -> dict[str, float]:
-        """Fit values over the rollouts that were kept, near the policy as it is now; forget them.
+        """Fit values to the stored rollouts while the policy is kept as it is; return metrics.
 
-        The learning rate is that of the last policy phase.
+        The learning rate is that of the last policy phase. The stored rollouts are deleted.
         """
         if not self.kept:
             raise RuntimeError("there is no rollout to learn from since the last auxiliary phase")
@@ -155,19 +168,20 @@ class PPG(PPO):
         with torch.no_grad():
             batch["teacher_log_probs"] = self._joint(batch["obs"]).log_probs
         self.auxiliary_step.learning_rate = self.step.learning_rate
-        updates = [
-            self._auxiliary_update(minibatch)
-            for _ in range(self.config.aux_epochs)
-            for minibatch in until(
-                stop, shuffled(batch, self.config.num_aux_minibatches, self.generator)
-            )
-        ]
+        for _ in range(self.config.aux_epochs):
+            epoch = shuffled(batch, self.config.num_aux_minibatches, self.generator)
+            for minibatch in until(stop, epoch):
+                self._run_auxiliary(minibatch)
+                self.auxiliary_metrics.updates += 1
         self.kept.clear()
         self.auxiliary_phases += 1
-        return mean_metrics(updates, "auxiliary")
+        return self.auxiliary_metrics.pop("auxiliary")
+
+    def _auxiliary_update(self, minibatch: Mapping[str, Any]) -> None:
+        self.auxiliary_metrics.add(self.auxiliary_step(minibatch))
 
     def auxiliary_loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`ppg_auxiliary_loss` of the current model on stored data."""
+        """Return `ppg_auxiliary_loss` of the current model on stored data."""
         now = self._joint(minibatch["obs"])
         full = {
             **minibatch,
@@ -178,7 +192,7 @@ class PPG(PPO):
         return ppg_auxiliary_loss(full, beta_clone=self.config.beta_clone)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive, in the middle of a cycle too."""
+        """Return the state, also between two auxiliary phases."""
         return {
             **super().state_dict(),
             "auxiliary_optimizer": self.auxiliary_step.state_dict(),
@@ -188,8 +202,9 @@ class PPG(PPO):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
+        """Restore a state."""
         super().load_state_dict(state)
+        self.auxiliary_metrics.reset()
         self.auxiliary_step.load_state_dict(state["auxiliary_optimizer"])
         self.auxiliary_phases = int(state["auxiliary_phases"])
         self._last_metrics = dict(state["auxiliary_metrics"])
@@ -200,7 +215,7 @@ class PPG(PPO):
         ]
 
 
-def _remember(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of what an auxiliary phase needs: the rollout's memory is written again."""
+def _copied(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of what an auxiliary phase needs: the rollout's memory is written again."""
     needed = ("obs", "returns", "mask")
     return {key: tree_map(torch.clone, batch[key]) for key in needed if key in batch}

@@ -1,61 +1,50 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
+
+`PPO.learn` is the whole learning phase. What on-policy learners share is in `OnPolicyLearner`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rl_training._internal.coerce import check_types, require
+from rl_training._internal.coerce import require
 from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
+from rl_training.algorithms.metrics import MetricSums, explained_variance
+from rl_training.algorithms.schedules import OptimizationConfig, set_learning_rates
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.errors import Paused
 from rl_training.models.mlp_actor_critic import Evaluation
-from rl_training.types import Progress, Run, StopRequest, never
-
-Minibatch = TypeVar("Minibatch")
+from rl_training.types import Progress, Run, StopRequest, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOConfig:
-    """PPO's knobs, by CleanRL's names where it has them."""
+class OnPolicyConfig(OptimizationConfig):
+    """Settings of every algorithm that learns from one rollout at a time."""
 
-    learning_rate: float = 2.5e-4
-    """Adam's step size at the start."""
-    anneal_lr: bool = True
-    """Lower the learning rate linearly to zero over the run."""
     num_steps: int = 128
     """Steps each environment takes per rollout."""
-    num_minibatches: int = 4
-    """Minibatches a rollout is split into."""
-    update_epochs: int = 4
-    """Passes over each rollout."""
     gamma: float = 0.99
     """Discount factor."""
     gae_lambda: float = 0.95
     """Decay of generalised advantage estimation."""
     norm_adv: bool = True
     """Standardise advantages within each minibatch."""
-    clip_coef: float = 0.2
-    """How far the probability ratio may move from 1."""
-    anneal_clip: bool = False
-    """Lower clip_coef linearly to zero over the run."""
-    clip_vloss: bool = False
-    """Clip the value function's change by clip_coef too."""
     ent_coef: float = 0.01
     """Weight of the entropy bonus."""
     vf_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to at most this norm."""
-    target_kl: float | None = None
-    """End a rollout's epochs once the policy has moved this far; unset: never."""
+    optimizer_eps: float = 1e-5
+    """Added to the root of the average squared gradient, so that it is never 0."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the hidden layers, of policy and value each; unset: 64 64, none after images."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
@@ -65,32 +54,56 @@ class PPOConfig:
     encoder: str | None = None
     """A 'module:Class' taking the ObsSpec, with an output_size; unset: a NatureCNN per image."""
     feature_size: int = 512
-    """Numbers that a convolutional network makes of each image."""
+    """Features that a convolutional network computes of each image."""
 
     def __post_init__(self) -> None:
-        check_types(self, "algo_kwargs")
-        for name in ("num_steps", "num_minibatches", "update_epochs"):
-            self._require(getattr(self, name) >= 1, name, "at least 1")
-        self._require(self.learning_rate > 0, "learning_rate", "above 0")
+        super().__post_init__()
+        self._require(self.num_steps >= 1, "num_steps", "at least 1")
         for name in ("gamma", "gae_lambda"):
             self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
-        for name in ("clip_coef", "max_grad_norm"):
-            self._require(getattr(self, name) > 0, name, "above 0")
+        self._require(self.max_grad_norm > 0, "max_grad_norm", "above 0")
         for name in ("ent_coef", "vf_coef"):
-            self._require(getattr(self, name) >= 0, name, "zero or more")
-        for name in ("learning_rate", "ent_coef", "vf_coef", "log_std_init"):
-            self._require(math.isfinite(getattr(self, name)), name, "finite")
-        if self.target_kl is not None:
-            self._require(self.target_kl > 0, "target_kl", "above 0")
+            self._require(0 <= getattr(self, name) < math.inf, name, "zero or more, and finite")
+        self._require(math.isfinite(self.log_std_init), "log_std_init", "finite")
         self._require(self.feature_size >= 1, "feature_size", "at least 1")
         for width in self.hidden_sizes or ():
             self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
-    def _require(self, condition: bool, name: str, rule: str) -> None:
-        require(condition, f"algo_kwargs.{name}", rule, getattr(self, name))
+    def check_run(self, run: Run) -> None:
+        """Refuse settings that do not fit the rest of a config."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOConfig(OnPolicyConfig):
+    """PPO's settings, by CleanRL's names where it has them."""
+
+    learning_rate: float = 2.5e-4
+    """Step size of the optimizer at the start."""
+    anneal_lr: bool = True
+    """Lower the learning rate linearly to zero over the run, where lr_schedule is unset."""
+    num_minibatches: int = 4
+    """Minibatches a rollout is split into."""
+    update_epochs: int = 4
+    """Passes over each rollout."""
+    clip_coef: float = 0.2
+    """How far the probability ratio may move from 1."""
+    anneal_clip: bool = False
+    """Lower clip_coef linearly to zero over the run."""
+    clip_vloss: bool = False
+    """Clip the value function's change by clip_coef too."""
+    target_kl: float | None = None
+    """End a rollout's epochs once the policy has moved this far; unset: never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_minibatches", "update_epochs"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._require(self.clip_coef > 0, "clip_coef", "above 0")
+        if self.target_kl is not None:
+            self._require(self.target_kl > 0, "target_kl", "above 0")
 
     def check_run(self, run: Run) -> None:
-        """Refuse knobs that do not fit the number of environments."""
+        """Refuse settings that do not fit the number of environments."""
         num_envs = run.num_envs
         rows = num_envs * self.num_steps
         require(
@@ -120,7 +133,7 @@ def ppo_loss(
         entropy_loss = mean( entropy )
         loss         = policy_loss + vf_coef value_loss - ent_coef entropy_loss
 
-    Rows weigh as ``mask`` says, where there is one. ``approx_kl`` is the low-variance estimator
+    Rows are weighted by ``mask`` where there is one. ``approx_kl`` is the low-variance estimator
     (r - 1) - log r of http://joschu.net/blog/kl-approx.html.
     """
     mask = minibatch.get("mask")
@@ -167,23 +180,138 @@ def normalize_advantages(advantages: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class ActorCritic(Protocol):
-    """What PPO needs of a model."""
+    """What these learners need of a model."""
 
     def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
-        """Log-probability, entropy and value of each row."""
+        """Return log-probability, entropy and value of each row."""
         ...
 
     def value(self, obs: Any) -> Tensor:
-        """Value of each observation."""
+        """Return the value of each observation."""
         ...
 
     def update_normalizer(self, obs: Any, valid: Tensor) -> None:
-        """Take a rollout's observations in, once it has been learnt from."""
+        """Update the statistics of observations with those of a rollout."""
         ...
 
 
-class PPO:
-    """PPO's whole learning phase: what happens between one rollout and the next."""
+class OnPolicyLearner(ABC):
+    """Learns from one rollout at a time. Subclasses provide `loss` and `learn` (see `Learner`)."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: OnPolicyConfig,
+        *,
+        generator: torch.Generator | None = None,
+        acceleration: Acceleration = "eager",
+    ) -> None:
+        self.model: ActorCritic = model
+        self.module: nn.Module = model
+        self.config: Any = config
+        self.generator = generator if generator is not None else torch.Generator()
+        self.step = GradientStep(
+            self.module,
+            self.loss,
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            optimizer=config.optimizer_spec(),
+            acceleration=acceleration,
+        )
+        device = self.step.flat.device
+        self.metrics = MetricSums(device)
+        self._run_update = graphed(self._update, acceleration, device, copies=False)
+        self._evaluate = accelerate(self.model.evaluate, acceleration)
+        self._phase: dict[str, float | Tensor] = {}
+        """Metrics of the last learning phase that are no means over updates."""
+
+    @abstractmethod
+    def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the loss of the current model on stored data, with its metrics."""
+
+    def update(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Take one gradient step; the metrics returned may be overwritten by the next one."""
+        metrics = self._run_update(minibatch)
+        self.metrics.updates += 1
+        return metrics
+
+    def _update(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
+        metrics = self.step(minibatch)
+        self.metrics.add(metrics)
+        return metrics
+
+    def evaluated(self, minibatch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored data with what the current model computes for it, as losses take it."""
+        now = self.model.evaluate(minibatch)
+        advantages = minibatch["advantages"]
+        if self.config.norm_adv:
+            advantages = normalize_advantages(advantages, minibatch.get("mask"))
+        return {
+            **minibatch,
+            "advantages": advantages,
+            "logprobs": now.logprob,
+            "entropy": now.entropy,
+            "new_values": now.value,
+        }
+
+    @torch.no_grad()
+    def prepare(self, rollout: RolloutBuffer, progress: Progress) -> None:
+        """Set the learning rate; compute values, log-probabilities and advantages of a rollout.
+
+        For vectors values and log-probabilities are not needed to choose an action, so they are
+        computed here in one batch. A network that sees images computes them when it acts.
+        """
+        self.step.check_placement()
+        set_learning_rates(self.config, progress, self.step)
+        if not {"logprobs", "values"} <= rollout.recorded:
+            behaviour = self._evaluate(rollout.whole())
+            rollout.keep_evaluation(behaviour.logprob, behaviour.value)
+        truncated = rollout.truncated_observations()
+        if truncated is not None:
+            index, final_obs = truncated
+            rollout.bootstrap.view(-1)[index] = self.model.value(final_obs)
+        rollout.compute_returns_and_advantages(
+            last_value=self.model.value(rollout.next_inputs()),
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+        )
+
+    def finish(self, rollout: RolloutBuffer, **metrics: float) -> None:
+        """Update the observation statistics and record metrics of the whole learning phase."""
+        batch = rollout.flat()
+        self.model.update_normalizer(batch["obs"], rollout.valid.flatten())
+        self._phase = {
+            "explained_variance": explained_variance(batch),
+            **metrics,
+            "learning_rate": self.step.learning_rate,
+        }
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return means over the updates since the last call, in one transfer from the device."""
+        return self.metrics.pop("losses", **self._phase)
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Start from the weights of another run."""
+        self.module.load_state_dict(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer and random state; schedules are functions of progress."""
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self.step.state_dict(),
+            "minibatch_rng": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self.module.load_state_dict(state["model"])
+        self.step.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["minibatch_rng"])
+        self.metrics.reset()
+
+
+class PPO(OnPolicyLearner):
+    """Several epochs of minibatches per rollout, with the probability ratio clipped."""
 
     objective = staticmethod(ppo_loss)
 
@@ -195,151 +323,59 @@ class PPO:
         generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
     ) -> None:
-        self.model: ActorCritic = model
-        self.module: nn.Module = model
-        self.config = config
-        self.generator = generator if generator is not None else torch.Generator()
+        super().__init__(model, config, generator=generator, acceleration=acceleration)
         # As a tensor only where a changing float would make the compiler start over.
-        device = next(self.module.parameters()).device
         self._clip_coef: float | Tensor = config.clip_coef
         if acceleration != "eager":
-            self._clip_coef = torch.tensor(config.clip_coef, device=device)
-        self.step = GradientStep(
-            self.module,
-            self.loss,
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            adam_eps=1e-5,
-            acceleration=acceleration,
-        )
-        self.update = graphed(self.step.__call__, acceleration, device)
-        """One gradient step on a minibatch: the unit that is compiled or graphed."""
-        self._evaluate = accelerate(self.model.evaluate, acceleration)
+            self._clip_coef = torch.tensor(config.clip_coef, device=self.step.flat.device)
 
     def learn(
-        self, rollout: RolloutBuffer, progress: Progress, stop: StopRequest = never
-    ) -> dict[str, float]:
+        self,
+        experience: RolloutBuffer,
+        progress: Progress,
+        stop: StopRequest = never,
+        *,
+        updates: int = 1,
+    ) -> int:
         """Learn from a rollout; ``progress`` is that of the run when the rollout began.
 
-        Raises `Paused` where ``stop`` requests it; the state before the call must then be restored.
+        Returns the number of updates, which the config determines, not ``updates``. Raises `Paused`
+        where ``stop`` requests it; the state before the call must then be restored.
         """
-        config = self.config
-        self._anneal(progress)
-        self.prepare(rollout)
-        updates: list[dict[str, Tensor]] = []
+        del updates
+        config, rollout = self.config, experience
+        self.prepare(rollout, progress)
+        self._anneal_clip(progress)
         epochs = 0
-        for _ in range(config.update_epochs):
+        while epochs < config.update_epochs:
             minibatches = rollout.iter_minibatches(config.num_minibatches, generator=self.generator)
-            epoch = [self.update(minibatch) for minibatch in until(stop, minibatches)]
-            updates += epoch
+            kl_estimates = []
+            for minibatch in until(stop, minibatches):
+                metrics = self.update(minibatch)
+                if config.target_kl is not None:
+                    kl_estimates.append(metrics["approx_kl"].clone())
             epochs += 1
-            if config.target_kl is not None and _mean(epoch, "approx_kl") > config.target_kl:
+            if kl_estimates and float(torch.stack(kl_estimates).mean()) > config.target_kl:
                 break
-        batch = rollout.flat()
-        self.model.update_normalizer(batch["obs"], rollout.valid.flatten())
-        metrics = mean_metrics(updates, "losses")
-        metrics["losses/explained_variance"] = explained_variance(batch)
-        metrics["losses/epochs"] = float(epochs)
-        metrics["losses/learning_rate"] = self.step.learning_rate
-        return metrics
-
-    @torch.no_grad()
-    def prepare(self, rollout: RolloutBuffer) -> None:
-        """Values, log-probabilities, bootstraps and advantages of a rollout, in batched passes.
-
-        For vectors nothing of this is needed to choose an action, so collecting does not pay for
-        it. The network that sees images is most of the work, and has run by then: there the actor
-        says values and log-probabilities as it goes.
-        """
-        if not rollout.evaluated:
-            was = self._evaluate(rollout.whole())
-            rollout.keep_evaluation(was.logprob, was.value)
-        truncated = rollout.truncated_observations()
-        if truncated is not None:
-            index, final_obs = truncated
-            rollout.bootstrap.view(-1)[index] = self.model.value(final_obs)
-        rollout.compute_returns_and_advantages(
-            last_value=self.model.value(rollout.standing()),
-            gamma=self.config.gamma,
-            gae_lambda=self.config.gae_lambda,
-        )
+        self.finish(rollout, epochs=float(epochs))
+        return int(epochs * config.num_minibatches)
 
     def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """`ppo_loss` of the current model on stored data."""
-        now = self.model.evaluate(minibatch)
-        advantages = minibatch["advantages"]
-        if self.config.norm_adv:
-            advantages = normalize_advantages(advantages, minibatch.get("mask"))
-        full = {
-            **minibatch,
-            "advantages": advantages,
-            "logprobs": now.logprob,
-            "entropy": now.entropy,
-            "new_values": now.value,
-        }
+        """Return `ppo_loss` of the current model on stored data."""
         return self.objective(
-            full,
+            self.evaluated(minibatch),
             clip_coef=self._clip_coef,
             ent_coef=self.config.ent_coef,
             vf_coef=self.config.vf_coef,
             clip_vloss=self.config.clip_vloss,
         )
 
-    def _anneal(self, progress: Progress) -> None:
-        left = 1.0 - progress.fraction
-        if self.config.anneal_lr:
-            self.step.learning_rate = self.config.learning_rate * left
-        if self.config.anneal_clip:
-            # A clip of exactly 0 would make every gradient zero but for the value's.
-            clip = max(self.config.clip_coef * left, 1e-6)
-            if isinstance(self._clip_coef, Tensor):
-                self._clip_coef.fill_(clip)
-            else:
-                self._clip_coef = clip
-
-    def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Start from other weights."""
-        self.module.load_state_dict(weights)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive; schedules are functions of progress and need nothing."""
-        return {
-            "model": self.module.state_dict(),
-            "optimizer": self.step.state_dict(),
-            "minibatch_rng": self.generator.get_state(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
-        self.module.load_state_dict(state["model"])
-        self.step.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["minibatch_rng"])
-
-
-def until(stop: StopRequest, minibatches: Iterable[Minibatch]) -> Iterator[Minibatch]:
-    """The minibatches one by one; raises `Paused` before the next one where a stop is requested."""
-    for minibatch in minibatches:
-        if stop():
-            raise Paused
-        yield minibatch
-
-
-def mean_metrics(updates: list[dict[str, Tensor]], group: str) -> dict[str, float]:
-    """Metrics averaged over gradient steps, named ``group/metric``."""
-    return {f"{group}/{name}": _mean(updates, name) for name in updates[0]}
-
-
-def _mean(updates: list[dict[str, Tensor]], name: str) -> float:
-    return float(torch.stack([update[name] for update in updates]).mean())
-
-
-def explained_variance(batch: Mapping[str, Any]) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
-    returns, values = batch["returns"], batch["values"]
-    if "mask" in batch:
-        rows = batch["mask"] > 0
-        returns, values = returns[rows], values[rows]
-    variance = returns.var(correction=0) if returns.numel() else returns.new_zeros(())
-    if float(variance) == 0.0:
-        return 0.0
-    return float(1 - (returns - values).var(correction=0) / variance)
+    def _anneal_clip(self, progress: Progress) -> None:
+        if not self.config.anneal_clip:
+            return
+        # A clip of exactly 0 would make every gradient zero but for the value's.
+        clip = max(self.config.clip_coef * (1.0 - progress.fraction), 1e-6)
+        if isinstance(self._clip_coef, Tensor):
+            self._clip_coef.fill_(clip)
+        else:
+            self._clip_coef = clip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from rl_training._internal.lazy import lazy_exports
 from rl_training.checkpointing import (
     SUFFIX,
     find_checkpoint,
@@ -16,12 +17,12 @@ from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import EvalResult
-from rl_training.experiment.manager import ExperimentManager, build_algorithm
-from rl_training.experiment.registry import get_spec
-from rl_training.experiment.stored import load_state
+from rl_training.registry import class_exports, get_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
+from rl_training.runtime.setup import ExperimentManager, build_algorithm
+from rl_training.runtime.stored import load_state
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.trust import Trust
@@ -53,7 +54,7 @@ class ManagedAlgorithm:
     def learn(
         self, total_timesteps: int | None = None, *, callbacks: Sequence[Callback] = ()
     ) -> TrainResult:
-        """Train in a new run folder; called again, go on with that run to a larger total."""
+        """Train in a new run folder; called again, continue that run to a larger total."""
         if self.result is None:
             config = self.config
             if total_timesteps is not None:
@@ -101,7 +102,7 @@ class ManagedAlgorithm:
         self._current_policy()
         if self._state is None:
             raise CheckpointError("there is nothing to save yet")
-        # A copy outside its run folder has no metric log or lineage to go on with.
+        # A copy outside its run folder has no metric log or lineage to continue.
         portable = {key: value for key, value in self._state.items() if key != "training"}
         save_checkpoint(target, portable)
         return target
@@ -160,31 +161,5 @@ class ManagedAlgorithm:
         return self._policy
 
 
-class PPO(ManagedAlgorithm):
-    """Proximal policy optimisation: ``PPO(TrainConfig(env_id="CartPole-v1")).learn()``."""
-
-    algo = "ppo"
-
-
-class PPG(ManagedAlgorithm):
-    """Phasic policy gradient: ``PPG(TrainConfig(algo="ppg", env_id="CartPole-v1")).learn()``."""
-
-    algo = "ppg"
-
-
-class DQN(ManagedAlgorithm):
-    """Deep Q-learning: ``DQN(TrainConfig(algo="dqn", env_id="CartPole-v1")).learn()``."""
-
-    algo = "dqn"
-
-
-class SAC(ManagedAlgorithm):
-    """Soft actor-critic: ``SAC(TrainConfig(algo="sac", env_id="Pendulum-v1")).learn()``."""
-
-    algo = "sac"
-
-
-class TD3(ManagedAlgorithm):
-    """Twin delayed DDPG: ``TD3(TrainConfig(algo="td3", env_id="Pendulum-v1")).learn()``."""
-
-    algo = "td3"
+__getattr__, _ = lazy_exports(__name__, class_exports())
+"""The managed classes were defined here before `rl_training.surface`."""

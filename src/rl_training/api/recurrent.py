@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl_training._internal.lazy import lazy_exports
 from rl_training.api.algorithms import ManagedAlgorithm
+from rl_training.registry import class_exports
 
 
 class RecurrentAlgorithm(ManagedAlgorithm):
@@ -27,7 +29,5 @@ class RecurrentAlgorithm(ManagedAlgorithm):
         return action, after
 
 
-class DRQN(RecurrentAlgorithm):
-    """Deep recurrent Q-learning: ``DRQN(TrainConfig(algo="drqn", ...)).learn()``."""
-
-    algo = "drqn"
+__getattr__, _ = lazy_exports(__name__, class_exports())
+"""The managed classes were defined here before `rl_training.surface`."""

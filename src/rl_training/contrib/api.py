@@ -1,11 +1,5 @@
-"""The managed classes of contrib."""
+"""The managed class of RecurrentPPO, under the name it had before `rl_training.surface`."""
 
-from __future__ import annotations
+from rl_training.surface import RecurrentPPO
 
-from rl_training.api.recurrent import RecurrentAlgorithm
-
-
-class RecurrentPPO(RecurrentAlgorithm):
-    """PPO with memory: ``RecurrentPPO(TrainConfig(algo="recurrent_ppo", ...)).learn()``."""
-
-    algo = "recurrent_ppo"
+__all__ = ["RecurrentPPO"]

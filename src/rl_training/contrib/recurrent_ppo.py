@@ -9,14 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from rl_training._internal.coerce import require
-from rl_training.algorithms.acceleration import require_stepwise
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.types import Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentPPOConfig(PPOConfig):
-    """PPO's knobs, and those of memory."""
+    """PPO's settings, and those of the LSTM."""
 
     lstm_size: int = 64
     """Cells of each LSTM."""
@@ -38,8 +37,7 @@ class RecurrentPPOConfig(PPOConfig):
         )
 
     def check_run(self, run: Run) -> None:
-        """Refuse knobs that do not fit the number of environments, and all but eager updates."""
-        require_stepwise("recurrent_ppo", run)
+        """Refuse settings that do not fit the number of environments."""
         per_env = self.num_steps // self.sequence_length
         sequences = run.num_envs * per_env
         require(

@@ -133,23 +133,24 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         index, obs = found
         return index, Remembered(obs, torch.cat(self._final_states))
 
-    def standing(self) -> Remembered:
-        """What the environments show after the last step, and what is remembered then."""
+    def next_inputs(self) -> Remembered:
+        """Return the observations after the last step and the recurrent states with them."""
         return Remembered(self.next_obs, self.next_state)
 
     def whole(self) -> dict[str, Any]:
-        """All sequences, as a model evaluates them."""
+        """Return all sequences, as a model's ``evaluate`` takes them."""
         segments = self.segments()
         everything = torch.arange(segments.rows.shape[1], device=self.device)
         batch = self._gather(self.flat(), everything)
         return {key: batch[key] for key in ("obs", "actions", "state")}
 
     def keep_evaluation(self, logprobs: Tensor, values: Tensor) -> None:
-        """Store what a model said of `whole`; of padding it says nothing."""
+        """Store a model's evaluation of `whole`, without its padding."""
         rows, mask, *_ = self.segments()
         rows = rows[mask]
-        self.logprobs.view(-1)[rows] = logprobs[mask]
-        self.values.view(-1)[rows] = values[mask]
+        for name, numbers in (("logprobs", logprobs), ("values", values)):
+            if name not in self.recorded:
+                getattr(self, name).view(-1)[rows] = numbers[mask]
 
     def segments(self) -> Segments:
         """How the rollout is cut, once it is whole."""

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl_training._internal.tree import tree_leaves, tree_map, tree_stack
-from rl_training.data import finite
-from rl_training.data.obs_store import own_array
+from rl_training.algorithms.returns import gae
+from rl_training.data.rollout_state import RolloutState, host_copy, row_slots
 from rl_training.types import Array, Obs, VectorStep
 
 TensorObs: TypeAlias = Tensor | dict[str, Tensor]
 Shape: TypeAlias = tuple[int, ...]
 
 
-class RolloutBuffer:
+class RolloutBuffer(RolloutState):
     """``num_steps`` x ``num_envs`` transitions, allocated once.
 
-    ``dones[t]`` says that the episode ended with the action at t; ``bootstrap[t]`` is the value
+    ``dones[t]`` is 1 where the episode ended with the action at t; ``bootstrap[t]`` is the value
     of the true final observation where the episode was truncated there, else 0; ``valid[t]`` is
-    False on a reset-only row. Minibatches carry ``valid`` as ``mask`` where ``masked`` is set.
-    On an accelerator what environments say of a step waits on the host, and is sent over when
-    the rollout is whole; observations are there already, where the actor saw them.
+    False on a reset-only row. Minibatches contain ``valid`` as ``mask`` where ``masked`` is set.
+    On an accelerator rewards, ends and actions are collected on the host and sent over when the
+    rollout is complete; observations are there already, because the actor saw them there.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class RolloutBuffer:
         self.returns = grid()
         self.next_obs: TensorObs = tree_map(lambda leaf: torch.zeros_like(leaf[0]), self.obs)
         self.position = 0
-        self.evaluated = False
-        """Whether values and log-probabilities came with the steps."""
+        self.recorded: frozenset[str] = frozenset()
+        """What the actor recorded with the steps: "values" and "logprobs" of its own policy."""
         self._final: list[tuple[int, Array, Obs]] = []
         self._lengths_before: Array | None = None
         """Steps of the environments' episodes before this rollout, where they are known."""
-        self._obs_slots: Any = tree_map(_slots, self.obs)
+        self._obs_slots: Any = tree_map(row_slots, self.obs)
         self._sent = [self.actions, self.rewards, self.dones, self.valid]
-        self._waiting = [_host_copy(tensor) for tensor in self._sent]
+        self._waiting = [host_copy(tensor) for tensor in self._sent]
         self._slots = [tensor.numpy() for tensor in self._waiting]
         self._copies_done = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         """Comes after the copies from pinned memory, which may run long after they are queued."""
 
     def reset(self) -> None:
-        """Forget the rollout; its memory is written again."""
+        """Begin a new rollout in the same memory."""
         if self._copies_done is not None:
             self._copies_done.synchronize()
         self.position = 0
@@ -104,10 +104,9 @@ class RolloutBuffer:
         rewards[t] = step.reward
         dones[t] = step.terminated | step.truncated
         valid[t] = step.valid
-        self.evaluated = "values" in record
-        for name, tensor in record.items():
-            if name != "obs":
-                getattr(self, name)[t] = tensor
+        self.recorded = frozenset(record) - {"obs"}
+        for name in self.recorded:
+            getattr(self, name)[t] = record[name]
         if step.truncated.any():
             # Termination wins where both are reported: there is nothing after it to bootstrap.
             rows = np.flatnonzero(step.truncated & ~step.terminated)
@@ -136,7 +135,7 @@ class RolloutBuffer:
             self._obs_slots[t] = obs
 
     def truncated_observations(self) -> tuple[Tensor, TensorObs] | None:
-        """Flat (time x environment) indices of truncated steps and their final observations."""
+        """Return flat (time x environment) indices and final observations of truncated steps."""
         if not self._final:
             return None
         index = np.concatenate([t * self.num_envs + rows for t, rows, _ in self._final])
@@ -144,44 +143,38 @@ class RolloutBuffer:
         obs: Any = tree_map(lambda leaf: torch.from_numpy(leaf).to(self.device), stacked)
         return torch.from_numpy(index).to(self.device), obs
 
-    def standing(self) -> Any:
-        """What the environments show after the last step, as a model values it."""
+    def next_inputs(self) -> Any:
+        """Return the observations after the last step, as a model's ``value`` takes them."""
         return self.next_obs
 
     def whole(self) -> dict[str, Any]:
-        """All of the rollout, as a model evaluates it."""
+        """Return all of the rollout, as a model's ``evaluate`` takes it."""
         batch = self.flat()
         return {"obs": batch["obs"], "actions": batch["actions"]}
 
     def keep_evaluation(self, logprobs: Tensor, values: Tensor) -> None:
-        """Store what a model said of `whole`."""
-        self.logprobs.view(-1).copy_(logprobs)
-        self.values.view(-1).copy_(values)
+        """Store a model's evaluation of `whole`, except for what the actor recorded."""
+        for name, numbers in (("logprobs", logprobs), ("values", values)):
+            if name not in self.recorded:
+                getattr(self, name).view(-1).copy_(numbers)
 
     def compute_returns_and_advantages(
         self, *, last_value: Tensor, gamma: float, gae_lambda: float
     ) -> None:
-        """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
-
-        delta_t = r_t + gamma [(1 - done_t) V_{t+1} + bootstrap_t] - V_t
-        A_t     = delta_t + gamma lambda (1 - done_t) A_{t+1},  returns = A + V
+        """Fill ``advantages`` and ``returns`` by `gae`.
 
         ``last_value`` is the value of the observation after the last step.
         """
-        going_on = 1.0 - self.dones
-        next_values = torch.cat((self.values[1:], last_value.reshape(1, -1).to(self.values)))
-        delta = self.rewards + gamma * (going_on * next_values + self.bootstrap) - self.values
-        decay = gamma * gae_lambda * going_on
-        advantage = torch.zeros_like(delta[0])
-        rows = zip(
-            reversed(self.advantages.unbind()),
-            reversed(delta.unbind()),
-            reversed(decay.unbind()),
-            strict=True,
+        gae(
+            self.rewards,
+            self.values,
+            self.dones,
+            self.bootstrap,
+            last_value.reshape(-1).to(self.values),
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            out=(self.advantages, self.returns),
         )
-        for slot, delta_t, decay_t in rows:
-            advantage = torch.addcmul(delta_t, decay_t, advantage, out=slot)
-        torch.add(self.advantages, self.values, out=self.returns)
 
     def flat(self) -> dict[str, Any]:
         """The rollout as one batch of ``num_steps * num_envs`` rows."""
@@ -203,120 +196,6 @@ class RolloutBuffer:
         """One epoch: every row once, in random order, in ``num_minibatches`` equal parts."""
         return shuffled(self.flat(), num_minibatches, generator)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The steps stored so far, for a checkpoint within an iteration."""
-        count = self.position
-        state: dict[str, Any] = {
-            "position": count,
-            "evaluated": self.evaluated,
-            "obs": tree_map(lambda leaf: leaf[:count], self.obs),
-            "steps": [tensor[:count] for tensor in self._waiting],
-            "final": [[t, rows, obs] for t, rows, obs in self._final],
-        }
-        if self.evaluated:
-            state |= {"logprobs": self.logprobs[:count], "values": self.values[:count]}
-        if count == self.num_steps:
-            state["next_obs"] = self.next_obs
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the steps stored so far."""
-        self.reset()
-        count = int(state["position"])
-        if not 0 <= count <= self.num_steps:
-            raise ValueError(f"a rollout of {self.num_steps} steps cannot hold {count}")
-        self.evaluated = bool(state["evaluated"])
-
-        def restore(grid: Tensor, saved: Tensor) -> None:
-            if grid[:count].shape != saved.shape:
-                raise ValueError(f"{tuple(saved.shape)} was saved for {tuple(grid.shape)}")
-            grid[:count].copy_(saved)
-
-        tree_map(restore, self.obs, state["obs"])
-        for tensor, saved in zip(self._waiting, state["steps"], strict=True):
-            restore(tensor, saved)
-        self._final = [
-            (int(t), own_array(rows), cast("Obs", tree_map(own_array, obs)))
-            for t, rows, obs in state["final"]
-        ]
-        if self.evaluated:
-            restore(self.logprobs, state["logprobs"])
-            restore(self.values, state["values"])
-        self.position = count
-        if count == self.num_steps:
-            self._send_steps()
-            tree_map(lambda slot, leaf: slot.copy_(leaf), self.next_obs, state["next_obs"])
-
-    def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
-        """End every episode with the last step stored, truncated at ``obs``; return whose.
-
-        ``actor_state`` is the actor's after that step.
-        """
-        del actor_state
-        t = self.position - 1
-        _, _, dones, valid = self._slots
-        rows: Array = np.flatnonzero((dones[t] == 0) & valid[t])
-        if rows.size:
-            dones[t][rows] = 1
-            # After the truncated steps of the same time that are there already.
-            self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], obs)))
-        return rows
-
-    def check_finite(self, first_step: int, episode_lengths: Array | None = None) -> None:
-        """Raise `NonFiniteError` for a NaN or infinity in a whole rollout, naming its origin.
-
-        ``episode_lengths`` are the steps so far of the environments' episodes; without them the
-        error may name too early a step of an episode that began before the rollout.
-        """
-        host = [*self._host_fields(), *self._final_fields()]
-        if not (all(field.is_finite() for field in host) and self._observed_finite()):
-            before = np.zeros(self.num_envs, np.int64) if first_step == 0 else self._lengths_before
-            _, _, dones, valid = self._slots
-            episodes = finite.Episodes(dones > 0, valid, before, episode_lengths, self.masked)
-            fields = [*self._observed_fields(), *host]
-            raise finite.non_finite_error(fields, episodes, first_row=0, first_step=first_step)
-        self._lengths_before = episode_lengths
-
-    def _observed_finite(self) -> bool:
-        """Whether all observations are finite; waits for the device once."""
-        leaves = [*tree_leaves(self.obs), *tree_leaves(self.next_obs)]
-        checks = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
-        return not checks or bool(torch.stack(checks).all())
-
-    def _observed_fields(self) -> list[finite.Field]:
-        pairs = zip(tree_leaves(self.obs), tree_leaves(self.next_obs), strict=True)
-        values = [torch.cat((leaf, after.unsqueeze(0))).cpu().numpy() for leaf, after in pairs]
-        names = finite.named_leaves(self._keys())
-        return [finite.Field(finite.OBSERVATION, *one) for one in zip(names, values, strict=True)]
-
-    def _host_fields(self) -> list[finite.Field]:
-        actions, rewards, _, _ = self._slots
-        return [
-            finite.Field(finite.ACTION, "action", actions),
-            finite.Field(finite.REWARD, "reward", rewards),
-        ]
-
-    def _final_fields(self) -> list[finite.Field]:
-        """True final observations, in the rows of the steps that they ended."""
-        if not self._final:
-            return []
-        fields = []
-        each = zip(*(tree_leaves(obs) for _, _, obs in self._final), strict=True)
-        for name, leaves in zip(finite.named_leaves(self._keys()), each, strict=True):
-            if leaves[0].dtype.kind != "f":
-                continue
-            field = finite.Field(finite.FINAL, f"final {name}", np.concatenate(leaves))
-            if not field.is_finite():
-                shape = (self.num_steps, self.num_envs, *leaves[0].shape[1:])
-                values = np.zeros(shape, leaves[0].dtype)
-                for (t, rows, _), leaf in zip(self._final, leaves, strict=True):
-                    values[t, rows] = leaf
-                fields.append(field._replace(values=values))
-        return fields
-
-    def _keys(self) -> list[str]:
-        return list(self.obs) if isinstance(self.obs, dict) else [""]
-
 
 def shuffled(
     batch: Mapping[str, Any], num_minibatches: int, generator: torch.Generator | None = None
@@ -335,25 +214,3 @@ def shuffled(
     }
     for i in range(num_minibatches):
         yield {key: tree_map(lambda leaf, i=i: leaf[i], value) for key, value in epoch.items()}
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    """The tensor itself on a CPU; else one like it in host memory that can be sent from."""
-    if tensor.device.type == "cpu":
-        return tensor
-    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
-
-
-class _DeviceSlots:
-    """Rows of a tensor on an accelerator, written from arrays."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def __setitem__(self, t: int, value: Array) -> None:
-        self._tensor[t].copy_(torch.from_numpy(np.ascontiguousarray(value)))
-
-
-def _slots(tensor: Tensor) -> Array | _DeviceSlots:
-    """Something to write rows to: a NumPy store is several times cheaper than a torch one."""
-    return tensor.numpy() if tensor.device.type == "cpu" else _DeviceSlots(tensor)

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from rl_training._internal.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from rl_training.experiment.manager import ExperimentManager as ExperimentManager
-    from rl_training.experiment.registry import ALGORITHMS as ALGORITHMS
-    from rl_training.experiment.registry import get_spec as get_spec
+    from rl_training.registry import ALGORITHMS as ALGORITHMS
+    from rl_training.registry import get_spec as get_spec
+    from rl_training.runtime.setup import ExperimentManager as ExperimentManager
 
 __all__ = ["ALGORITHMS", "ExperimentManager", "get_spec"]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "ALGORITHMS": "rl_training.experiment.registry:ALGORITHMS",
-        "ExperimentManager": "rl_training.experiment.manager:ExperimentManager",
-        "get_spec": "rl_training.experiment.registry:get_spec",
+        "ALGORITHMS": "rl_training.registry:ALGORITHMS",
+        "ExperimentManager": "rl_training.runtime.setup:ExperimentManager",
+        "get_spec": "rl_training.registry:get_spec",
     },
 )

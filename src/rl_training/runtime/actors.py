@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.algorithms.acceleration import Acceleration, CudaGraph, accelerate, graphed
+from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead
 from rl_training.types import ACTION_MASK, Array, Obs, Progress
 
@@ -32,7 +33,7 @@ class Actor(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
+        """Restore a saved state."""
         ...
 
 
@@ -55,12 +56,16 @@ class EvaluatingPolicy(Policy, Protocol):
     """A policy with a value function, which may share its network."""
 
     def act(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions, their log-probabilities, and values."""
+        """Return actions, their log-probabilities, and values."""
+        ...
+
+    def evaluate_actions(self, obs: Any, actions: Tensor) -> Any:
+        """Return an `Evaluation` of actions."""
         ...
 
 
 class _Chooser:
-    """Actions of a model as it stands now, by the fastest way there is."""
+    """Chooses actions with the current weights of a model, by the fastest way available."""
 
     def __init__(
         self, model: Policy, device: torch.device, acceleration: Acceleration = "eager"
@@ -144,13 +149,13 @@ class NoiseBlock:
         self._rows, self._position = rows, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator before this block, and how much of the block is used."""
+        """Return the generator's state before this block, and the position in the block."""
         if self._position == self._length:
             return {"rng": self._generator.get_state(), "position": 0, "rows": 0}
         return {"rng": self._start, "position": self._position, "rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand there again."""
+        """Restore a saved state."""
         self._generator.set_state(state["rng"])
         self._position = self._length
         if state["position"]:
@@ -159,19 +164,19 @@ class NoiseBlock:
 
 
 class _NoisyActor:
-    """What the exploring actors share: they remember their noise, and nothing of episodes."""
+    """What the exploring actors share: a state that consists of their noise."""
 
     _noise: NoiseBlock
 
     def reset(self, done: Array) -> None:
-        """A feed-forward policy remembers nothing."""
+        """Do nothing: a feed-forward policy has no state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the noise stands."""
+        """Return the position in the noise."""
         return self._noise.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand there again."""
+        """Restore a saved state."""
         self._noise.load_state_dict(state)
 
 
@@ -190,6 +195,9 @@ class PolicyActor(_NoisyActor):
         device: torch.device,
         acceleration: Acceleration = "eager",
     ) -> None:
+        self._model = model
+        self._device = device
+        self._records: frozenset[str] = frozenset()
         self._choose = _Chooser(model, device, acceleration)
         self._noise = NoiseBlock(block, generator, self._draw)
         self._on_accelerator = device.type != "cpu"
@@ -197,19 +205,28 @@ class PolicyActor(_NoisyActor):
         act = torch.no_grad()(accelerate(model.act, acceleration))
         self._evaluate = graphed(act, acceleration, device, copies=False)
 
+    def record(self, names: frozenset[str]) -> None:
+        """Record these ("logprobs", "values") with every step from now on."""
+        if unknown := names - {"logprobs", "values"}:
+            raise ConfigError(f"an actor cannot record {', '.join(sorted(unknown))}")
+        self._records = names
+
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Sample one action per environment.
 
-        The rollout keeps what an accelerator was sent and, of images, what the network made of
-        them besides the actions.
+        Recorded are what was requested, observations that were sent to an accelerator and, of
+        images, log-probabilities and values, which the network computes with the actions.
         """
         del progress
         noise = self._noise.take(len(tree_leaves(obs)[0]))
         if not self._sees_images:
             if not self._on_accelerator:
-                return self._choose(obs, noise), {}
+                actions = self._choose(obs, noise)
+                return actions, self._recorded(obs, actions) if self._records else {}
             sent = self._choose.sent(obs)
-            return self._choose(sent, noise), {"obs": sent}
+            actions = self._choose(sent, noise)
+            recorded = self._recorded(sent, actions) if self._records else {}
+            return actions, {"obs": sent, **recorded}
         evaluate: Any = self._evaluate
         is_graph = isinstance(evaluate, CudaGraph)  # takes its inputs from the host by itself
         sends = self._on_accelerator and not is_graph
@@ -219,6 +236,15 @@ class PolicyActor(_NoisyActor):
         if self._on_accelerator:
             record["obs"] = evaluate.inputs[0] if is_graph else shown
         return actions.cpu().numpy(), record
+
+    @torch.no_grad()
+    def _recorded(self, obs: Any, actions: Array) -> dict[str, Tensor]:
+        """Return the log-probabilities and values that were requested."""
+        shown = tree_map(torch.as_tensor, obs)
+        taken = torch.as_tensor(actions).to(self._device)
+        evaluation = self._model.evaluate_actions(shown, taken)
+        found = {"logprobs": evaluation.logprob, "values": evaluation.value}
+        return {name: found[name] for name in sorted(self._records)}
 
     def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
         self._choose.refresh()
@@ -307,11 +333,11 @@ class GreedyActor:
         return self._choose(obs, self._choose.noise((rows,), self._sampling)), {}
 
     def reset(self, done: Array) -> None:
-        """A feed-forward policy remembers nothing."""
+        """Do nothing: a feed-forward policy has no state."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing survives an evaluation."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to bring back."""
+        """Nothing to restore."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training import checkpointing
 from rl_training._internal.coerce import require
-from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
+from rl_training.eval import EvalResult, evaluate_actor
 from rl_training.seeding import stream_seed, torch_stream
 from rl_training.terminal import say
 
@@ -53,6 +53,8 @@ class CheckpointSaved:
 
     step: int
     path: Path
+    seconds: float = 0.0
+    """Time that it took to write."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Callback:
     """Override what you need. ``trainer.request_stop(reason)`` ends the run after the iteration."""
 
     def on_start(self, trainer: Trainer) -> None:
-        """Training begins (or goes on)."""
+        """Training starts, or a resumed run continues."""
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
         """An iteration ended."""
@@ -93,7 +95,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring it back."""
+        """Restore it."""
 
 
 class StopOnReturn(Callback):
@@ -133,7 +135,7 @@ class EvaluationCallback(Callback):
 
     def _open(self, trainer: Trainer) -> VectorAdapter:
         if self._env is None:
-            self._env = make_eval_env(trainer.config, self.episodes, trainer.env_fn)
+            self._env = trainer.make_eval_env(self.episodes)
         return self._env
 
     def _close_workers(self, trainer: Trainer) -> None:
@@ -155,9 +157,9 @@ class EvaluationCallback(Callback):
         sampling = None
         if not self.deterministic:
             sampling = torch_stream(config.seed, "evaluation_actions", step)
-        actor = trainer.spec.eval_actor(trainer.algorithm, trainer.device, sampling)
+        actor = trainer.spec.eval_actor(trainer.learner, trainer.device, sampling)
         seed = stream_seed(config.seed, "evaluation", step)
-        module = trainer.algorithm.module
+        module = trainer.learner.module
         was_training = module.training
         module.eval()
         try:
@@ -172,7 +174,7 @@ class EvaluationCallback(Callback):
             module.train(was_training)
         self._close_workers(trainer)
         self._last_step = step
-        trainer.record_evaluation(result)
+        trainer.reporter.record_evaluation(result)
 
     def on_close(self) -> None:
         """Close the environments."""
@@ -185,7 +187,7 @@ class EvaluationCallback(Callback):
         return {"last_step": self._last_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring it back."""
+        """Restore it."""
         self._last_step = int(state["last_step"])
 
 
@@ -217,7 +219,7 @@ class CheckpointCallback(Callback):
             self._new_best = True
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
-        """Save where one is due."""
+        """Save where the interval was crossed, at a new best, when late, and at the end."""
         late = time.monotonic() - self._saved_at > _CHECKPOINT_SECONDS
         last = event.step >= trainer.total  # before the final evaluation, which may fail
         if self._new_best or late or last or event.crossed(self.interval):
@@ -234,12 +236,14 @@ class CheckpointCallback(Callback):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
+        started = time.monotonic()
         folder = trainer.run_dir / "checkpoints"
         new_best, self._new_best = self._new_best, False
         self._evaluated = False
         self._saved_step = trainer.global_step
         path = folder / f"step_{trainer.global_step:012d}{checkpointing.SUFFIX}"
-        trainer.sync_log()
+        trainer.reporter.sync_log()
+        trainer.commit_files()
         checkpointing.save_checkpoint(path, trainer.state_dict())
         if new_best:
             checkpointing.link_checkpoint(path, folder / f"best{checkpointing.SUFFIX}")
@@ -257,14 +261,16 @@ class CheckpointCallback(Callback):
         trainer.after_checkpoint(is_best=new_best)
         self._saved_at = time.monotonic()
         trainer.pause_at = self._saved_at + _CHECKPOINT_SECONDS
-        trainer.emit_checkpoint(folder / f"last{checkpointing.SUFFIX}")
+        trainer.reporter.checkpoint_saved(
+            folder / f"last{checkpointing.SUFFIX}", self._saved_at - started
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The best return so far."""
         return {"best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring it back."""
+        """Restore it."""
         self.best = state["best"]
 
 

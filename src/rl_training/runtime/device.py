@@ -73,7 +73,7 @@ def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec, device: torch.devi
     if device.type != "cpu":
         return 1
     knobs = config.algo_kwargs
-    rows = getattr(knobs, "batch_size", 256)
+    rows = getattr(knobs, "samples_per_update", 256)
     large = rows * max(knobs.hidden_sizes or (), default=0) ** 2 >= _WORTH_THREADS
     return torch.get_num_threads() if large or obs_spec.has_images else 1
 

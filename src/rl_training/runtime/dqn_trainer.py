@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +10,9 @@ from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.config import TrainConfig
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.runtime.actors import Actor, EpsilonGreedyActor, GreedyActor
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
-from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -31,6 +29,8 @@ def build_dqn(
         activation=knobs.activation,
         dueling=knobs.dueling,
         encoder=encoder_config(config, orthogonal=False),
+        normalize_obs=config.normalize_obs,
+        clip_obs=config.clip_obs,
     ).to(device)
     generator = torch_stream(config.seed, "replay")
     return DQN(model, knobs, generator=generator, acceleration=config.acceleration)
@@ -61,10 +61,4 @@ SPEC = AlgorithmSpec(
 )
 
 
-def train_dqn(
-    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
-) -> TrainResult:
-    """Train DQN; ``overrides`` replace config fields and DQN knobs by name."""
-    from rl_training.experiment.manager import train_as
-
-    return train_as("dqn", config, callbacks=callbacks, **overrides)
+train_dqn = train_function("dqn")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,15 +12,15 @@ from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
 from rl_training.runtime.actors import Actor
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.policy import RecurrentTrainedPolicy
 from rl_training.runtime.recurrent_actors import (
     RecurrentEpsilonGreedyActor,
     RecurrentGreedyActor,
 )
+from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.runtime.trainer import Setup, TrainResult
+from rl_training.runtime.trainer import Setup
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -33,27 +32,28 @@ class DRQNTrainer(OffPolicyTrainer):
     def bytes_per_transition(setup: Setup) -> int:
         """What one transition takes in a replay of sequences."""
         return RecurrentReplayBuffer.bytes_per_step(
-            setup.env.obs_spec,
-            setup.env.action_spec,
+            setup.source.info.obs_spec,
+            setup.source.info.action_spec,
             sequence_length=setup.config.algo_kwargs.sequence_length,
-            state_size=setup.algorithm.module.state_size,
+            state_size=setup.learner.module.state_size,
         )
 
     def refill_steps(self) -> int:
         """Beyond burn-in: the replay begins again in the middle of episodes."""
         burn_in: int = self.config.algo_kwargs.burn_in
-        return max(super().refill_steps(), burn_in * self.config.num_envs)
+        return max(super().refill_steps(), burn_in * self.source.info.num_envs)
 
     def make_replay(self, setup: Setup) -> ReplayBuffer:
         """Storage for ``buffer_size`` transitions, drawn from in sequences."""
         knobs: DRQNConfig = setup.config.algo_kwargs
+        info = setup.source.info
         return RecurrentReplayBuffer(
             knobs.buffer_size,
-            setup.env.num_envs,
-            setup.env.obs_spec,
-            setup.env.action_spec,
+            info.num_envs,
+            info.obs_spec,
+            info.action_spec,
             sequence_length=knobs.sequence_length,
-            state_size=setup.algorithm.module.state_size,
+            state_size=setup.learner.module.state_size,
             burn_in=knobs.burn_in,
             gamma=knobs.gamma,
         )
@@ -73,6 +73,8 @@ def build_drqn(
         hidden_sizes=knobs.hidden_sizes or (64,),
         activation=knobs.activation,
         lstm_size=knobs.lstm_size,
+        normalize_obs=config.normalize_obs,
+        clip_obs=config.clip_obs,
     ).to(device)
     return DRQN(model, knobs, generator=torch_stream(config.seed, "replay"))
 
@@ -102,10 +104,4 @@ SPEC = AlgorithmSpec(
 )
 
 
-def train_drqn(
-    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
-) -> TrainResult:
-    """Train DRQN; ``overrides`` replace config fields and DRQN knobs by name."""
-    from rl_training.experiment.manager import train_as
-
-    return train_as("drqn", config, callbacks=callbacks, **overrides)
+train_drqn = train_function("drqn")

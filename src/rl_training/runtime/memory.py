@@ -5,9 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,16 @@ import torch
 from rl_training.errors import ConfigError
 from rl_training.types import Array
 
-Held = TypeVar("Held")
+
+class HoldsArrays(Protocol):
+    """Something whose memory is a number of arrays."""
+
+    def arrays(self) -> Iterator[Array]:
+        """Yield the arrays."""
+        ...
+
+
+Held = TypeVar("Held", bound=HoldsArrays)
 
 
 class Limit(NamedTuple):
@@ -144,21 +153,9 @@ def make_claimed(make: Callable[[], Held], share: float) -> Held:
         raise ConfigError(
             f"replay: the system did not give its memory{known}: lower buffer_size; {error}"
         ) from None
-    for array in _arrays(replay):
+    for array in replay.arrays():
         _write_pages(array, share)
     return replay
-
-
-def _arrays(holder: object) -> Iterator[Array]:
-    """The arrays that an object of this package and its parts own."""
-    if isinstance(holder, np.ndarray):
-        if holder.flags.owndata:
-            yield holder
-    elif isinstance(holder, Mapping):
-        for part in holder.values():
-            yield from _arrays(part)
-    elif type(holder).__module__.startswith("rl_training."):
-        yield from _arrays(getattr(holder, "__dict__", {}))
 
 
 def _write_pages(array: Array, share: float) -> None:

@@ -1,4 +1,4 @@
-"""The off-policy family: collect into a replay, learn from it as often as is owed."""
+"""The off-policy family: collect into a replay, then take the pending updates from it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 from rl_training.algorithms.off_policy import OffPolicyConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
+from rl_training.models.observing import update_normalizers
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.experience import ReplayLearner
 from rl_training.runtime.memory import check_device_memory, check_host_memory, make_claimed
 from rl_training.runtime.replay_store import ReplayStore
-from rl_training.runtime.trainer import Iteration, Setup, Trainer, make_collector
+from rl_training.runtime.trainer import Iteration, Setup, Trainer
 from rl_training.types import Progress
 
 _ITERATION = 1000
@@ -40,11 +42,10 @@ class OffPolicyTrainer(Trainer):
 
     def __init__(self, setup: Setup, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__(setup, callbacks)
+        self._replay_learner: ReplayLearner = setup.learner
         self.knobs: OffPolicyConfig = setup.config.algo_kwargs
         filled = min(1.0, setup.config.total_timesteps / self.knobs.buffer_size)
         self.replay = make_claimed(lambda: self.make_replay(setup), filled)
-        self.collector = make_collector(setup, self.replay)
-        self.learner: Any = setup.algorithm
         # By its decimal digits, so that 0.1 is a tenth and ten crossings make exactly one.
         steps = self.knobs.gradient_steps
         self._per_crossing = Fraction(self.knobs.train_freq if steps == -1 else str(steps))
@@ -54,13 +55,14 @@ class OffPolicyTrainer(Trainer):
         self._learns_from = self.knobs.learning_starts
         """The step that learning starts at; later where a resume began with an empty replay."""
         per_step = self._per_crossing / self.knobs.train_freq
-        self._iteration = max(1, int(_ITERATION / max(Fraction(1), per_step)))
+        self.iteration_steps = max(1, int(_ITERATION / max(Fraction(1), per_step)))
+        """Steps of one iteration; may be changed between iterations."""
         self._store = ReplayStore(setup.run_dir / "replay")
 
     @staticmethod
     def check(setup: Setup) -> None:
         """Refuse a replay that the machine cannot hold; say what it will take."""
-        obs, action = setup.env.obs_spec, setup.env.action_spec
+        info = setup.source.info
         knobs: OffPolicyConfig = setup.config.algo_kwargs
         on_device = knobs.replay_device == "accelerator"
         if on_device and setup.device.type == "cpu":
@@ -72,7 +74,7 @@ class OffPolicyTrainer(Trainer):
         check_host_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
         if on_device:
             copied = ReplayBuffer.copied_bytes_per_transition(
-                obs, action, frame_stack=setup.env.frame_stack
+                info.obs_spec, info.action_spec, frame_stack=info.frame_stack
             )
             check_device_memory(knobs.buffer_size, copied, setup.device)
         total = setup.config.total_timesteps
@@ -85,41 +87,43 @@ class OffPolicyTrainer(Trainer):
 
     @staticmethod
     def bytes_per_transition(setup: Setup) -> int:
-        """What one transition takes in the replay that `make_replay` makes."""
+        """Return the bytes of one transition in the replay that `make_replay` makes."""
+        info = setup.source.info
         knobs: OffPolicyConfig = setup.config.algo_kwargs
         return ReplayBuffer.bytes_per_transition(
-            setup.env.obs_spec,
-            setup.env.action_spec,
+            info.obs_spec,
+            info.action_spec,
             prioritized=knobs.prioritization() is not None,
-            frame_stack=setup.env.frame_stack,
+            frame_stack=info.frame_stack,
         )
 
     def make_replay(self, setup: Setup) -> ReplayBuffer:
-        """Storage for ``buffer_size`` transitions."""
-        obs, action, knobs = setup.env.obs_spec, setup.env.action_spec, self.knobs
+        """Return storage for ``buffer_size`` transitions."""
+        info, knobs = setup.source.info, self.knobs
         on_device = knobs.replay_device == "accelerator"
         return ReplayBuffer(
             knobs.buffer_size,
-            setup.env.num_envs,
-            obs,
-            action,
+            info.num_envs,
+            info.obs_spec,
+            info.action_spec,
             n_step=knobs.n_step,
             gamma=knobs.gamma,
             prioritization=knobs.prioritization(),
-            frame_stack=setup.env.frame_stack,
+            frame_stack=info.frame_stack,
             device=setup.device if on_device else None,
         )
 
     def round_up(self, total: int) -> int:
         """A whole number of vector steps."""
-        return -(-total // self.config.num_envs) * self.config.num_envs
+        num_envs = self.source.info.num_envs
+        return -(-total // num_envs) * num_envs
 
     def iterate(self, progress: Progress) -> Iteration | None:
         """A thousand steps (fewer where one step has several updates) and their updates.
 
         Returns None where it paused on the way.
         """
-        end = min(progress.step + self._iteration, self.total)
+        end = min(progress.step + self.iteration_steps, self.total)
         if self._part is None:
             self._part = _Part(progress.step)
         part = self._part
@@ -129,7 +133,7 @@ class OffPolicyTrainer(Trainer):
                 return self._report_of(part, progress.step)
             if not part.missing:
                 boundary = self._next_boundary(part.step, end)
-                part.missing = -(-(boundary - part.step) // self.env.num_envs)
+                part.missing = -(-(boundary - part.step) // self.source.info.num_envs)
                 part.segment_start = part.step
             self._collect(part, progress.total)
             if part.missing:
@@ -139,8 +143,8 @@ class OffPolicyTrainer(Trainer):
 
     def _collect(self, part: _Part, total: int) -> None:
         """Collect the missing steps of a segment, in which the policy's schedules are fixed."""
-        taken = self.collector.collect(
-            part.missing, Progress(part.segment_start, total), self.pauses
+        taken = self.source.collect(
+            self.replay, part.missing, Progress(part.segment_start, total), self.pauses
         )
         part.step += taken.steps
         part.missing -= taken.vector_steps
@@ -151,15 +155,20 @@ class OffPolicyTrainer(Trainer):
         updates = int(self._pending)
         if not updates:
             return True
-        done = self.learner.learn(self.replay, updates, progress, self.pauses)
+        done = self._learn(self.replay, progress, self.pauses, updates=updates)
         self._pending -= done
-        return bool(done == updates)
+        if done < updates:
+            return False
+        self.source.publish(self.learner.module, self.policy_version())
+        return True
 
     def _report_of(self, part: _Part, first_step: int) -> Iteration:
-        self.replay.check_finite(part.vector_steps, first_step, self.env.episode_lengths)
-        metrics = self.collector.metrics()
-        for name, mean in self.learner.pop_metrics().items():
-            metrics[f"losses/{name}"] = mean
+        self.replay.check_finite(part.vector_steps, first_step, self.source.episode_lengths)
+        if self.config.normalize_obs:
+            obs, valid = self.replay.newest_observations(part.vector_steps)
+            update_normalizers(self.learner.module, obs, valid)
+            self.source.publish(self.learner.module, self.policy_version() + 1)
+        metrics = {**self.source.metrics(), **self.learner.pop_metrics()}
         return Iteration(part.step - first_step, metrics)
 
     def _next_boundary(self, step: int, end: int) -> int:
@@ -174,43 +183,54 @@ class OffPolicyTrainer(Trainer):
         updates: Fraction = crossings * self._per_crossing
         return updates
 
+    def policy_version(self) -> int:
+        """Return the number of updates and iterations so far, which both change the policy."""
+        return self._replay_learner.num_updates + self.iteration
+
     def partial_state(self) -> dict[str, Any] | None:
         """How far the iteration got, and the metric sums since the last report."""
         if self._part is None:
             return None
-        return {"part": dataclasses.asdict(self._part), "metrics": self.learner.metric_sums()}
+        sums = self._replay_learner.metric_sums()
+        return {"part": dataclasses.asdict(self._part), "metrics": sums}
 
     def load_partial_state(self, state: Mapping[str, Any]) -> None:
         """Restore that."""
         self._part = _Part(**{name: int(value) for name, value in state["part"].items()})
-        self.learner.load_metric_sums(state["metrics"])
+        self._replay_learner.load_metric_sums(state["metrics"])
 
     def extra_state(self) -> dict[str, Any]:
-        """The replay (its rows in files of their own) and the pending updates, a fraction."""
+        """Return the pending updates, a fraction, and the names of the replay's files."""
         owed = [self._pending.numerator, self._pending.denominator]
-        replay = self._store.save(self.replay)
+        replay = self._store.state_dict(self.replay)
         return {"owed": owed, "learns_from": self._learns_from, "replay": replay}
 
+    def commit_files(self) -> None:
+        """Write the replay's files that changed."""
+        self._store.commit(self.replay)
+
     def refill_steps(self) -> int:
-        """Steps that an empty replay takes in before it is learnt from again."""
+        """Return how many steps an empty replay collects before it is learnt from again."""
         return int(self.knobs.learning_starts)
 
     def load_extra_state(self, state: Mapping[str, Any], *, empty_replay: bool) -> None:
-        """Bring them back; an empty replay is filled by the policy as it is before it learns on."""
+        """Restore them; the current policy fills an empty replay before learning continues."""
         self._pending = Fraction(*state["owed"])
         self._learns_from = int(state["learns_from"])
         if empty_replay:
             begins = self.global_step if self._part is None else self._part.step
             self._learns_from = begins + self.refill_steps()
             self._pending %= 1
+            if self._part is not None:
+                self._part.vector_steps = 0  # of the iteration's rows the replay holds none
         else:
             self._store.load(self.replay, state["replay"])
 
     def load_state_dict(self, state: Mapping[str, Any], *, empty_replay: bool = False) -> bool:
-        """Stand where a checkpoint stood; the replay is told where the environments now stand."""
+        """Restore a checkpoint; False where the environments could not be restored exactly."""
         exact = super().load_state_dict(state, empty_replay=empty_replay)
-        if self.collector.obs is not None:
-            self.replay.go_on_from(self.collector.obs, exact=exact)
+        if self.source.obs is not None:
+            self.replay.go_on_from(self.source.obs, exact=exact)
         return exact
 
     def after_checkpoint(self, *, is_best: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,8 +11,8 @@ import torch
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Paused
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.trainer import Iteration, Setup, Trainer, make_collector
-from rl_training.types import Obs, Progress
+from rl_training.runtime.trainer import Iteration, Setup, Trainer
+from rl_training.types import Progress, StopRequest, never
 
 _SLOW_LEARNING = 0.3
 """Seconds from which a learning phase can be stopped by a signal before its end."""
@@ -26,92 +25,91 @@ class OnPolicyTrainer(Trainer):
         super().__init__(setup, callbacks)
         self.num_steps = int(setup.config.algo_kwargs.num_steps)
         self.buffer = self.make_buffer(setup)
-        self.collector = make_collector(setup, self.buffer)
-        self.learner: Any = setup.algorithm
         self._collected: int | None = None
         """Transitions of the rollout that is being collected; None between iterations."""
         self._before_learning: dict[str, Any] | None = None
         self._learning_seconds: float | None = None
 
     def make_buffer(self, setup: Setup) -> RolloutBuffer:
-        """Storage for one rollout."""
+        """Return storage for one rollout."""
         return self.fill_in(RolloutBuffer, setup)
 
     def fill_in(
         self, kind: Callable[..., RolloutBuffer], setup: Setup, **kwargs: Any
     ) -> RolloutBuffer:
-        """A buffer of some kind, in the shapes of this run."""
-        obs, action = setup.env.obs_spec, setup.env.action_spec
+        """Return a buffer of some kind, in the shapes of this run."""
+        info = setup.source.info
+        obs, action = info.obs_spec, info.action_spec
         dtypes = {key: getattr(torch, leaf.dtype) for key, leaf in obs.leaves.items()}
         return kind(
             self.num_steps,
-            setup.env.num_envs,
+            info.num_envs,
             obs.shape(),
             action.shape,
             obs_dtype=dtypes if obs.is_dict else dtypes[""],
             action_dtype=getattr(torch, action.policy_dtype),
             device=setup.device,
-            masked=setup.env.has_invalid_rows,
+            masked=info.has_invalid_rows,
             **kwargs,
         )
 
     def round_up(self, total: int) -> int:
         """A whole number of rollouts."""
-        rollout = self.config.num_envs * int(self.config.algo_kwargs.num_steps)
+        rollout = self.source.info.num_envs * int(self.config.algo_kwargs.num_steps)
         return -(-total // rollout) * rollout
 
     def iterate(self, progress: Progress) -> Iteration | None:
-        """One rollout and its learning phase; None where it paused on the way."""
+        """Collect one rollout and learn from it; None where it paused on the way."""
         if self._collected is None:
             self.buffer.reset()
             self._collected = 0
         missing = self.num_steps - self.buffer.position
-        self._collected += self.collector.collect(missing, progress, self.pauses).steps
+        self._collected += self.source.collect(self.buffer, missing, progress, self.pauses).steps
         if self.buffer.position < self.num_steps:
             return None
-        self.buffer.check_finite(progress.step, self.env.episode_lengths)
-        metrics = self._learn(progress)
-        if metrics is None:
+        self.buffer.check_finite(progress.step, self.source.episode_lengths)
+        if not self._learn_from_rollout(progress):
             return None
+        self.source.publish(self.learner.module, self.iteration + 1)
         steps, self._collected = self._collected, None
-        return Iteration(steps, {**self.collector.metrics(), **metrics})
+        return Iteration(steps, {**self.source.metrics(), **self.learner.pop_metrics()})
 
-    def _learn(self, progress: Progress) -> dict[str, float] | None:
-        """The learning phase; None, and nothing learnt, where a signal stopped it.
+    def _learn_from_rollout(self, progress: Progress) -> bool:
+        """Run the learning phase; False, and nothing learnt, where a signal stopped it.
 
-        Only a slow phase can be stopped, since the state to return to is copied before it, and
-        only that of a learner whose ``learn`` takes ``stop``.
+        Only a slow phase can be stopped, because the state to return to is copied before it.
         """
-        slow = self._learning_seconds is None or self._learning_seconds > _SLOW_LEARNING
-        stoppable = slow and "stop" in inspect.signature(self.learner.learn).parameters
-        if stoppable:
+        stop: StopRequest = never
+        if self._learning_seconds is None or self._learning_seconds > _SLOW_LEARNING:
             self._before_learning = _copied(self.learner.state_dict())
-        options = {"stop": self.stops_work} if stoppable else {}
+            stop = self.stops_work
         started = time.monotonic()
         try:
-            metrics: dict[str, float] = self.learner.learn(self.buffer, progress, **options)
+            self._learn(self.buffer, progress, stop)
         except Paused:
-            self.learner.load_state_dict(self._before_learning)
-            return None
+            self.learner.load_state_dict(self._before_learning or {})
+            return False
         finally:
             self._before_learning = None
         self._learning_seconds = time.monotonic() - started
-        return metrics
+        return True
 
     def learner_state(self) -> dict[str, Any]:
-        """The learner's state: within a learning phase, the one from before it."""
+        """Return the learner's state; within a learning phase, the one from before it."""
         return self._before_learning or super().learner_state()
 
     def partial_state(self) -> dict[str, Any] | None:
-        """The rollout so far."""
+        """Return the rollout so far."""
         if self._collected is None:
             return None
         return {"collected": self._collected, "rollout": self.buffer.state_dict()}
 
-    def cut_episodes(self, obs: Obs) -> None:
-        """End the episodes of the rollout so far at ``obs``, as if they had been truncated."""
-        if self._collected is not None and 0 < self.buffer.position < self.num_steps:
-            self.buffer.truncate(obs, self.collector.actor.state_dict())
+    def cut_episodes(self, source_state: Mapping[str, Any]) -> None:
+        """End the episodes of the rollout so far as if they had been truncated there."""
+        end = self.source.end_of(source_state)
+        partial = self._collected is not None and 0 < self.buffer.position < self.num_steps
+        if partial and end is not None:
+            self.buffer.truncate(*end)
 
     def load_partial_state(self, state: Mapping[str, Any]) -> None:
         """Restore the rollout so far."""

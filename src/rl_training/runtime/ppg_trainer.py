@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from rl_training.algorithms.ppg import PPG, PPGConfig
 from rl_training.config import TrainConfig
 from rl_training.models.mlp_ppg import MLPPPGModel
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
+from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import encoder_config
-from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -46,10 +43,4 @@ def build_ppg(
 SPEC = dataclasses.replace(PPO_SPEC, name="ppg", config=PPGConfig, build=build_ppg)
 
 
-def train_ppg(
-    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
-) -> TrainResult:
-    """Train PPG; ``overrides`` replace config fields and PPG knobs by name."""
-    from rl_training.experiment.manager import train_as
-
-    return train_as("ppg", config, callbacks=callbacks, **overrides)
+train_ppg = train_function("ppg")

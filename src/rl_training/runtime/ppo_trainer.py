@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,20 +10,19 @@ from rl_training.algorithms.ppo import PPO, PPOConfig
 from rl_training.config import TrainConfig
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.actors import Actor, GreedyActor, PolicyActor
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import OnPolicyTrainer
+from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
-from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
 
-def build_ppo(
-    config: TrainConfig[PPOConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
-) -> PPO:
-    """PPO and its model, at the start of the config's random streams."""
+def build_actor_critic(
+    config: TrainConfig[Any], obs_spec: ObsSpec, action_spec: ActionSpec
+) -> MLPActorCritic:
+    """Return the policy and value networks that a config describes."""
     knobs = config.algo_kwargs
-    model = MLPActorCritic(
+    return MLPActorCritic(
         obs_spec,
         action_spec,
         hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64, 64)),
@@ -33,10 +31,16 @@ def build_ppo(
         encoder=encoder_config(config, orthogonal=True),
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
-    ).to(device)
+    )
+
+
+def build_ppo(
+    config: TrainConfig[PPOConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+) -> PPO:
+    """Return PPO and its model, at the start of the config's random streams."""
     return PPO(
-        model,
-        knobs,
+        build_actor_critic(config, obs_spec, action_spec).to(device),
+        config.algo_kwargs,
         generator=torch_stream(config.seed, "minibatches"),
         acceleration=config.acceleration,
     )
@@ -64,10 +68,4 @@ SPEC = AlgorithmSpec(
 )
 
 
-def train_ppo(
-    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
-) -> TrainResult:
-    """Train PPO; ``overrides`` replace config fields and PPO knobs by name."""
-    from rl_training.experiment.manager import train_as
-
-    return train_as("ppo", config, callbacks=callbacks, **overrides)
+train_ppo = train_function("ppo")

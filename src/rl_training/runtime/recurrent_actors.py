@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training._internal.tree import tree_leaves, tree_map
+from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead
 from rl_training.models.recurrent.lstm import NumpyActor
 from rl_training.runtime.actors import BLOCK, NoiseBlock
@@ -42,12 +43,18 @@ class _Memory:
     def __init__(self, model: RecurrentPolicy, device: torch.device) -> None:
         self._model = model
         self._device = device
+        self._by_torch = False
         self._numpy = model.numpy_actor()
         self.state: Any = None
 
+    def evaluate_too(self) -> None:
+        """Compute log-probabilities and values with every action, which takes torch."""
+        self._by_torch = True
+        self._numpy = None
+
     def refresh(self) -> None:
         """Read again what is copied from the model: a Gaussian's deviation, a normaliser."""
-        self._numpy = self._model.numpy_actor()
+        self._numpy = None if self._by_torch else self._model.numpy_actor()
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
         """Noise for a block of actions, where it will be used."""
@@ -112,11 +119,11 @@ class _RememberingActor:
         self.memory.forget(done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the noise stands, and the memory."""
+        """Return the position in the noise and the recurrent states."""
         return {"noise": self._noise.state_dict(), "memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand there again."""
+        """Restore a saved state."""
         self._noise.load_state_dict(state["noise"])
         self.memory.load_state_dict(state["memory"])
 
@@ -129,6 +136,12 @@ class RecurrentPolicyActor(_RememberingActor):
     ) -> None:
         self.memory = _Memory(model, device)
         self._noise = NoiseBlock(block, generator, self._draw)
+
+    def record(self, names: frozenset[str]) -> None:
+        """Record these ("logprobs", "values") with every step from now on."""
+        if unknown := names - {"logprobs", "values"}:
+            raise ConfigError(f"an actor cannot record {', '.join(sorted(unknown))}")
+        self.memory.evaluate_too()
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Sample one action per environment."""
@@ -200,4 +213,4 @@ class RecurrentGreedyActor:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to bring back."""
+        """Nothing to restore."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from rl_training.data.recurrent_rollout_buffer import RecurrentRolloutBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.recurrent.lstm_actor_critic import LSTMActorCritic
 from rl_training.runtime.actors import Actor
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.policy import RecurrentTrainedPolicy
 from rl_training.runtime.recurrent_actors import RecurrentGreedyActor, RecurrentPolicyActor
+from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
-from rl_training.runtime.trainer import Setup, TrainResult
+from rl_training.runtime.trainer import Setup
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -81,10 +80,4 @@ SPEC = AlgorithmSpec(
 )
 
 
-def train_recurrent_ppo(
-    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
-) -> TrainResult:
-    """Train RecurrentPPO; ``overrides`` replace config fields and its knobs by name."""
-    from rl_training.experiment.manager import train_as
-
-    return train_as("recurrent_ppo", config, callbacks=callbacks, **overrides)
+train_recurrent_ppo = train_function("recurrent_ppo")

@@ -30,12 +30,11 @@ class ReplayStore:
         self._names: list[str] = []
         self._best: set[str] | None = None
 
-    def save(self, replay: ReplayBuffer) -> dict[str, Any]:
-        """Write what changed since the last call; what a checkpoint must hold to find it all."""
+    def commit(self, replay: ReplayBuffer) -> None:
+        """Write the chunks that changed since the last call."""
         self._names += [""] * (replay.num_chunks - len(self._names))
         for index in range(replay.num_chunks):
-            known = self._names[index] and index not in replay.changed_chunks
-            if known and self._path(self._names[index]).is_file():
+            if self._is_committed(replay, index) and self._path(self._names[index]).is_file():
                 continue
             content = to_storable(replay.chunk_state(index))
             name = state_digest(content)
@@ -46,7 +45,23 @@ class ReplayStore:
                 write_durably(path, buffer.getbuffer())
             self._names[index] = name
         replay.changed_chunks.clear()
-        return {"chunks": list(self._names), "ring": replay.ring_state()}
+
+    def state_dict(self, replay: ReplayBuffer) -> dict[str, Any]:
+        """Return the names of all chunks and the position of the ring; no file is written.
+
+        The name of a chunk that was not committed since it changed is computed here, too.
+        """
+        names = [
+            self._names[index]
+            if self._is_committed(replay, index)
+            else state_digest(to_storable(replay.chunk_state(index)))
+            for index in range(replay.num_chunks)
+        ]
+        return {"chunks": names, "ring": replay.ring_state()}
+
+    def _is_committed(self, replay: ReplayBuffer, index: int) -> bool:
+        known = index < len(self._names) and bool(self._names[index])
+        return known and index not in replay.changed_chunks
 
     def load(self, replay: ReplayBuffer, saved: Mapping[str, Any]) -> None:
         """Read all chunks back, each checked against its name."""

@@ -1,4 +1,4 @@
-"""The global random generators, saved and brought back with a run."""
+"""The global random generators, saved and restored with a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_global_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def set_global_rng_state(state: Mapping[str, Any]) -> None:
-    """Bring a saved state back."""
+    """Restore a saved state."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, *rest = state["numpy"]

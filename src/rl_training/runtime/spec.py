@@ -1,10 +1,10 @@
-"""`AlgorithmSpec`: all the runtime knows of an algorithm."""
+"""`AlgorithmSpec`: all that the runtime needs of an algorithm."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,39 +19,27 @@ if TYPE_CHECKING:
     from rl_training.runtime.trainer import Trainer
 
 
-class Algorithm(Protocol):
-    """What every algorithm can do, whatever its family."""
-
-    module: torch.nn.Module
-    """The networks; their weights are the policy."""
-
-    def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Start from other weights."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a saved state back."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class AlgorithmSpec:
-    """How an algorithm is built, acts and is trained. `build` is the only construction path."""
+    """How an algorithm is built, acts and is trained."""
 
     name: str
     config: type[Any]
     build: Callable[[TrainConfig[Any], ObsSpec, ActionSpec, torch.device], Any]
+    """Returns the learner (`Learner`); the only way in which one is made."""
     actor: Callable[[Any, TrainConfig[Any], torch.device], Actor]
     """The exploring actor of training."""
     eval_actor: Callable[[Any, torch.device, torch.Generator | None], Actor]
     """The greedy actor, or a sampling one with the generator given."""
     trainer: type[Trainer]
     policy: type[TrainedPolicy] = TrainedPolicy
-    """What is left once it has learnt."""
+    """The class of trained policies."""
+    records: frozenset[str] = frozenset()
+    """What the actor records with each step: "logprobs" and "values" of the policy that acted.
+
+    A learner whose behaviour policy may be older than its own weights needs them. PPO does not: it
+    computes them in one batch with the weights that acted, which are still its own.
+    """
 
 
 def encoder_config(config: TrainConfig[Any], *, orthogonal: bool) -> EncoderConfig:

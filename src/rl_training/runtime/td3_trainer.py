@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from rl_training.algorithms.td3 import TD3, TD3Config
 from rl_training.config import TrainConfig
 from rl_training.models.action_heads import TanhHead
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.continuous import build_networks, eval_actor, exploring_actor
 from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -40,10 +36,4 @@ SPEC = AlgorithmSpec(
 )
 
 
-def train_td3(
-    config: TrainConfig[Any], *, callbacks: Sequence[Callback] = (), **overrides: Any
-) -> TrainResult:
-    """Train TD3; ``overrides`` replace config fields and TD3 knobs by name."""
-    from rl_training.experiment.manager import train_as
-
-    return train_as("td3", config, callbacks=callbacks, **overrides)
+train_td3 = train_function("td3")

@@ -10,22 +10,22 @@ from rl_training.checkpointing import find_checkpoint
 from rl_training.envs import EnvFn
 from rl_training.errors import CheckpointError
 from rl_training.eval import EvalResult
-from rl_training.experiment.manager import (
+from rl_training.registry import get_spec
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.device import pick_device
+from rl_training.runtime.policy import TrainedPolicy
+from rl_training.runtime.setup import (
     ExperimentManager,
     Horizon,
     Replay,
     build_algorithm,
 )
-from rl_training.experiment.registry import get_spec
-from rl_training.experiment.stored import (
+from rl_training.runtime.stored import (
     config_from_state,
     load_state,
     malformed_state,
     require_plausible_sizes,
 )
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.device import pick_device
-from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.trainer import TrainResult
 from rl_training.trust import Trust
 from rl_training.types import ActionSpec, ObsSpec

@@ -17,7 +17,7 @@ from rl_training._internal.tree import tree_map
 from rl_training.checkpointing import find_checkpoint
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import make_eval_env
-from rl_training.experiment.stored import load_state
+from rl_training.runtime.stored import load_state
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.seeding import stream_seed
 from rl_training.trust import Trust

@@ -19,8 +19,9 @@ from typing import Any
 
 from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.errors import UserError
-from rl_training.experiment.manager import ExperimentManager
-from rl_training.runtime.callbacks import Callback, CheckpointCallback, IterationEnd
+from rl_training.runtime.callbacks import Callback, CheckpointSaved, IterationEnd
+from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.setup import ExperimentManager
 from rl_training.runtime.trainer import Trainer
 
 PARTS = ("environment", "inference", "storing", "update", "logging")
@@ -85,7 +86,7 @@ class Clock(Callback):
     def __init__(self, request: Request) -> None:
         self.reply = Reply()
         self._request = request
-        self._learnt = 0
+        self._has_learnt = False
         self._iterations = 0
         self._window: _Window | None = None
         self._spent: dict[str, float] | None = None
@@ -94,41 +95,25 @@ class Clock(Callback):
         self._last = 0.0
 
     def on_start(self, trainer: Trainer) -> None:
-        """Watch the learner and the checkpoints; report more often than every thousand steps."""
-        learner: Any = trainer.algorithm
+        """Begin with short iterations, so that slow steps are reported soon."""
         self.reply.device = trainer.device.type
-        learner.learn = self._counted(learner.learn)
-        if hasattr(trainer, "_iteration"):
-            self._longest_iteration = trainer._iteration
-            trainer._iteration = min(_FIRST_ITERATION, trainer._iteration)
-        for callback in trainer.callbacks:
-            if isinstance(callback, CheckpointCallback):
-                save: Any = callback._save
-                callback._save = self._timed_save(save)  # type: ignore[method-assign]
+        if isinstance(trainer, OffPolicyTrainer):
+            self._longest_iteration = trainer.iteration_steps
+            trainer.iteration_steps = min(_FIRST_ITERATION, trainer.iteration_steps)
         self._last = time.perf_counter()
 
-    def _counted(self, learn: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self._learnt += 1
-            return learn(*args, **kwargs)
-
-        return counted
-
-    def _timed_save(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            start = time.perf_counter()
-            result = save(*args)
-            self.reply.checkpoint_seconds = time.perf_counter() - start
-            return result
-
-        return timed
+    def on_checkpoint(self, trainer: Trainer, event: CheckpointSaved) -> None:
+        """Note how long it took to write."""
+        del trainer
+        self.reply.checkpoint_seconds = event.seconds
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
         """Open and close windows."""
-        _synchronize(trainer)
+        _synchronize(trainer.device.type)
         now = time.perf_counter()
         self._lengthen(trainer, now)
-        if not self._learnt:
+        self._has_learnt |= any(name.startswith("losses/") for name in event.metrics)
+        if not self._has_learnt:
             return
         self._iterations += 1
         # PPG's auxiliary phase comes after so many iterations, and belongs to each window.
@@ -167,9 +152,8 @@ class Clock(Callback):
 
     def _lengthen(self, trainer: Trainer, now: float) -> None:
         """Short iterations where steps are slow, long ones where reporting would weigh."""
-        if self._longest_iteration and now - self._last < _SHORT_ITERATION:
-            longer = min(2 * trainer._iteration, self._longest_iteration)  # type: ignore[attr-defined]
-            trainer._iteration = longer  # type: ignore[attr-defined]
+        if isinstance(trainer, OffPolicyTrainer) and now - self._last < _SHORT_ITERATION:
+            trainer.iteration_steps = min(2 * trainer.iteration_steps, self._longest_iteration)
         self._last = now
 
 
@@ -181,43 +165,34 @@ class _Window:
 
 
 def time_parts(trainer: Trainer) -> dict[str, float]:
-    """From now on, seconds spent in each part of this trainer, by wrapping its entry points.
+    """Return seconds spent in each part of the loop, which are counted from now on.
 
-    An accelerator is waited for at the end of each, so that work counts where it was asked for.
+    An accelerator is waited for at the end of each, so that work counts where it was requested.
     """
     spent = dict.fromkeys(PARTS, 0.0)
+    device = trainer.device.type  # not the trainer, which would then refer to itself
 
-    def wrap(owner: Any, method: str, part: str) -> None:
-        function = getattr(owner, method)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                _synchronize(trainer)
+                _synchronize(device)
                 spent[part] += time.perf_counter() - start
 
-        setattr(owner, method, timed)
+        return run
 
-    collector: Any = trainer.collector
-    for half in getattr(collector.env, "halves", ()):
-        wrap(half, "send", "environment")
-        wrap(half, "recv", "environment")
-    wrap(collector.env, "step", "environment")
-    wrap(collector.actor, "act", "inference")
-    wrap(collector.buffer, "add", "storing")
-    wrap(trainer.algorithm, "learn", "update")
-    wrap(trainer, "_log", "logging")
+    trainer.measure(timed)
     return spent
 
 
-def _synchronize(trainer: Trainer) -> None:
+def _synchronize(device: str) -> None:
     import torch
 
-    if trainer.device.type == "cuda":
+    if device == "cuda":
         torch.cuda.synchronize()
-    elif trainer.device.type == "mps":
+    elif device == "mps":
         torch.mps.synchronize()
 
 

@@ -41,10 +41,13 @@ class Group:
 
 def make_groups(runs: Iterable[Run]) -> list[Group]:
     """Group runs, sorted by environment and label."""
+    runs = list(runs)
+    of_versions = _settings_of_some_versions(runs)
     found: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        key = [run.env_id, _settings(run)]
-        found[json.dumps(key, sort_keys=True, default=str)].append(run)
+        ignored = of_versions[run.algo]
+        settings = {key: value for key, value in _settings(run).items() if key not in ignored}
+        found[json.dumps([run.env_id, settings], sort_keys=True, default=str)].append(run)
     alike: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     on_env: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for _, members in sorted(found.items()):
@@ -56,6 +59,25 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         for members, label in zip(siblings, _labels(siblings, on_env[env_id]), strict=True)
     ]
     return sorted(groups, key=lambda group: (group.env_id, group.label))
+
+
+def _settings_of_some_versions(runs: Sequence[Run]) -> dict[str, set[str]]:
+    """Return settings that only some runs of an algorithm have, all of them with one value.
+
+    They came or went with a version of this package, and tell no runs apart.
+    """
+    by_algo: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in runs:
+        by_algo[run.algo].append(_settings(run))
+    return {
+        algo: {
+            key
+            for key in {key for each in settings for key in each}
+            if len(having := [each[key] for each in settings if key in each]) < len(settings)
+            and all(value == having[0] for value in having)
+        }
+        for algo, settings in by_algo.items()
+    }
 
 
 def common_settings(groups: Sequence[Group]) -> dict[str, Any]:

@@ -1,0 +1,177 @@
+"""State of an unfinished rollout, its check for NaNs, and memory that the host writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training._internal.tree import tree_leaves, tree_map
+from rl_training.data import finite
+from rl_training.data.obs_store import own_array
+from rl_training.types import Array, Obs
+
+
+class RolloutState:
+    """The part of `RolloutBuffer` that saves, restores and checks its rows."""
+
+    num_steps: int
+    num_envs: int
+    masked: bool
+    position: int
+    recorded: frozenset[str]
+    obs: Any
+    next_obs: Any
+    logprobs: Tensor
+    values: Tensor
+    _final: list[tuple[int, Array, Obs]]
+    _lengths_before: Array | None
+    _waiting: list[Tensor]
+    _slots: list[Array]
+
+    def reset(self) -> None:
+        """Begin a new rollout in the same memory."""
+        raise NotImplementedError
+
+    def _send_steps(self) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps stored so far, for a checkpoint within an iteration."""
+        count = self.position
+        state: dict[str, Any] = {
+            "position": count,
+            "recorded": {name: getattr(self, name)[:count] for name in sorted(self.recorded)},
+            "obs": tree_map(lambda leaf: leaf[:count], self.obs),
+            "steps": [tensor[:count] for tensor in self._waiting],
+            "final": [[t, rows, obs] for t, rows, obs in self._final],
+        }
+        if count == self.num_steps:
+            state["next_obs"] = self.next_obs
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the steps stored so far."""
+        self.reset()
+        count = int(state["position"])
+        if not 0 <= count <= self.num_steps:
+            raise ValueError(f"a rollout of {self.num_steps} steps cannot hold {count}")
+        recorded = state.get("recorded")
+        if recorded is None:  # of an earlier version, which recorded both or none
+            names = ("logprobs", "values") if state["evaluated"] else ()
+            recorded = {name: state[name] for name in names}
+        self.recorded = frozenset(str(name) for name in recorded)
+
+        def restore(grid: Tensor, saved: Tensor) -> None:
+            if grid[:count].shape != saved.shape:
+                raise ValueError(f"{tuple(saved.shape)} was saved for {tuple(grid.shape)}")
+            grid[:count].copy_(saved)
+
+        tree_map(restore, self.obs, state["obs"])
+        for tensor, saved in zip(self._waiting, state["steps"], strict=True):
+            restore(tensor, saved)
+        self._final = [
+            (int(t), own_array(rows), cast("Obs", tree_map(own_array, obs)))
+            for t, rows, obs in state["final"]
+        ]
+        for name in self.recorded & {"logprobs", "values"}:
+            restore(getattr(self, name), recorded[name])
+        self.position = count
+        if count == self.num_steps:
+            self._send_steps()
+            tree_map(lambda slot, leaf: slot.copy_(leaf), self.next_obs, state["next_obs"])
+
+    def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
+        """End every episode with the last step stored, truncated at ``obs``; return whose.
+
+        ``actor_state`` is the actor's after that step.
+        """
+        del actor_state
+        t = self.position - 1
+        _, _, dones, valid = self._slots
+        rows: Array = np.flatnonzero((dones[t] == 0) & valid[t])
+        if rows.size:
+            dones[t][rows] = 1
+            # After the truncated steps of the same time that are there already.
+            self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], obs)))
+        return rows
+
+    def check_finite(self, first_step: int, episode_lengths: Array | None = None) -> None:
+        """Raise `NonFiniteError` for a NaN or infinity in a whole rollout, naming its origin.
+
+        ``episode_lengths`` are the steps so far of the environments' episodes; without them the
+        error may name too early a step of an episode that began before the rollout.
+        """
+        host = [*self._host_fields(), *self._final_fields()]
+        if not (all(field.is_finite() for field in host) and self._observed_finite()):
+            before = np.zeros(self.num_envs, np.int64) if first_step == 0 else self._lengths_before
+            _, _, dones, valid = self._slots
+            episodes = finite.Episodes(dones > 0, valid, before, episode_lengths, self.masked)
+            fields = [*self._observed_fields(), *host]
+            raise finite.non_finite_error(fields, episodes, first_row=0, first_step=first_step)
+        self._lengths_before = episode_lengths
+
+    def _observed_finite(self) -> bool:
+        """Whether all observations are finite; waits for the device once."""
+        leaves = [*tree_leaves(self.obs), *tree_leaves(self.next_obs)]
+        checks = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
+        return not checks or bool(torch.stack(checks).all())
+
+    def _observed_fields(self) -> list[finite.Field]:
+        pairs = zip(tree_leaves(self.obs), tree_leaves(self.next_obs), strict=True)
+        values = [torch.cat((leaf, after.unsqueeze(0))).cpu().numpy() for leaf, after in pairs]
+        names = finite.named_leaves(self._keys())
+        return [finite.Field(finite.OBSERVATION, *one) for one in zip(names, values, strict=True)]
+
+    def _host_fields(self) -> list[finite.Field]:
+        actions, rewards, _, _ = self._slots
+        return [
+            finite.Field(finite.ACTION, "action", actions),
+            finite.Field(finite.REWARD, "reward", rewards),
+        ]
+
+    def _final_fields(self) -> list[finite.Field]:
+        """True final observations, in the rows of the steps that they ended."""
+        if not self._final:
+            return []
+        fields = []
+        each = zip(*(tree_leaves(obs) for _, _, obs in self._final), strict=True)
+        for name, leaves in zip(finite.named_leaves(self._keys()), each, strict=True):
+            if leaves[0].dtype.kind != "f":
+                continue
+            field = finite.Field(finite.FINAL, f"final {name}", np.concatenate(leaves))
+            if not field.is_finite():
+                shape = (self.num_steps, self.num_envs, *leaves[0].shape[1:])
+                values = np.zeros(shape, leaves[0].dtype)
+                for (t, rows, _), leaf in zip(self._final, leaves, strict=True):
+                    values[t, rows] = leaf
+                fields.append(field._replace(values=values))
+        return fields
+
+    def _keys(self) -> list[str]:
+        return list(self.obs) if isinstance(self.obs, dict) else [""]
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """Return the tensor itself on a CPU, else one like it in host memory."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
+
+
+class _DeviceSlots:
+    """Rows of a tensor on an accelerator, written from arrays."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __setitem__(self, t: int, value: Array) -> None:
+        self._tensor[t].copy_(torch.from_numpy(np.ascontiguousarray(value)))
+
+
+def row_slots(tensor: Tensor) -> Array | _DeviceSlots:
+    """Return an object to write rows to: writing through NumPy is several times faster."""
+    return tensor.numpy() if tensor.device.type == "cpu" else _DeviceSlots(tensor)

@@ -1,0 +1,288 @@
+"""The table of algorithms: all that the package knows of each before it is imported.
+
+The managed classes, ``train_*``, the command line, the zoo, the tables in the docs and every
+refusal of what an algorithm does not support are made from this table. Names of code are strings
+``"module:attribute"``, so that reading the table imports none of it.
+
+An installed package adds algorithms through the entry point group ``rl_training.algorithms``: the
+name of an entry point is that of the algorithm, its value an `Entry`, e.g. in its pyproject.toml
+
+    [project.entry-points."rl_training.algorithms"]
+    reinforce = "my_package.registration:REINFORCE"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from rl_training._internal.lazy import resolve
+from rl_training.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from rl_training.runtime.spec import AlgorithmSpec
+    from rl_training.types import ActionSpec, ObsSpec
+
+ENTRY_POINTS = "rl_training.algorithms"
+"""Group in which installed packages register algorithms."""
+
+VECTOR, IMAGE, DICT = "vector", "image", "Dict"
+_DISCRETE, _BOUNDED_BOX = "Discrete", "bounded Box"
+_ANY_ACTION = (_DISCRETE, _BOUNDED_BOX, "unbounded Box", "MultiDiscrete", "MultiBinary")
+_ANY_OBSERVATION = (VECTOR, IMAGE, DICT)
+_ANY_ACCELERATION = ("eager", "compile", "cudagraph")
+
+
+class Entry(NamedTuple):
+    """One algorithm: where its code is, and what it supports."""
+
+    config: str
+    """Its config dataclass, as "module:Class"."""
+    spec: str
+    """Its `AlgorithmSpec`, as "module:NAME"."""
+    actions: tuple[str, ...]
+    """Kinds of action space, as `ActionSpec.described` names them."""
+    observations: tuple[str, ...] = (VECTOR,)
+    """Kinds of observation: "vector", "image", "Dict"."""
+    memory: bool = False
+    """Whether its policy is recurrent: ``predict`` then takes and returns a state."""
+    masks: bool = False
+    """Whether it respects action masks."""
+    accelerations: tuple[str, ...] = ("eager",)
+    """Allowed values of ``acceleration``."""
+    class_name: str = ""
+    """Name of its managed class; unset: the algorithm's name in capital letters."""
+    title: str = ""
+    """What it is, in a few words."""
+
+    def class_name_of(self, name: str) -> str:
+        """Return the name of the managed class of the algorithm ``name``."""
+        return self.class_name or name.upper()
+
+
+class Registry(dict[str, Entry]):
+    """The algorithms by name; those of installed packages are loaded when they are asked for."""
+
+    def __missing__(self, name: str) -> Entry:
+        found = _installed().get(name)
+        if found is None:
+            raise KeyError(name)
+        self[name] = _load(found)
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in _installed()
+
+    def names(self) -> list[str]:
+        """Return all names, those of installed packages last."""
+        return list(dict.fromkeys([*self, *_installed()]))
+
+
+@functools.cache
+def _installed() -> dict[str, EntryPoint]:
+    """Entry points of installed packages by name; nothing of them is imported yet."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name in found and found[point.name].value != point.value:
+            raise ConfigError(
+                f"two installed packages register an algorithm {point.name!r}:"
+                f" {found[point.name].value} and {point.value}; uninstall one of them"
+            )
+        found[point.name] = point
+    return found
+
+
+def _load(point: EntryPoint) -> Entry:
+    try:
+        entry = point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"algorithm {point.name!r}: {point.value} cannot be imported"
+            f" ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(entry, Entry):
+        raise ConfigError(
+            f"algorithm {point.name!r}: {point.value} is a {type(entry).__name__}, not an Entry"
+        )
+    return entry
+
+
+ALGORITHMS = Registry(
+    {
+        "ppo": Entry(
+            "rl_training.algorithms.ppo:PPOConfig",
+            "rl_training.runtime.ppo_trainer:SPEC",
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            title="Proximal policy optimisation",
+        ),
+        "a2c": Entry(
+            "rl_training.algorithms.a2c:A2CConfig",
+            "rl_training.runtime.a2c_trainer:SPEC",
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            title="Advantage actor-critic",
+        ),
+        "recurrent_ppo": Entry(
+            "rl_training.contrib.recurrent_ppo:RecurrentPPOConfig",
+            "rl_training.runtime.recurrent_ppo_trainer:SPEC",
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
+            memory=True,
+            masks=True,
+            class_name="RecurrentPPO",
+            title="PPO with an LSTM",
+        ),
+        "ppg": Entry(
+            "rl_training.algorithms.ppg:PPGConfig",
+            "rl_training.runtime.ppg_trainer:SPEC",
+            actions=(_DISCRETE,),
+            observations=(VECTOR, DICT),
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            title="Phasic policy gradient",
+        ),
+        "dqn": Entry(
+            "rl_training.algorithms.dqn:DQNConfig",
+            "rl_training.runtime.dqn_trainer:SPEC",
+            actions=(_DISCRETE,),
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            title="Deep Q-learning",
+        ),
+        "drqn": Entry(
+            "rl_training.algorithms.drqn:DRQNConfig",
+            "rl_training.runtime.drqn_trainer:SPEC",
+            actions=(_DISCRETE,),
+            memory=True,
+            title="Deep recurrent Q-learning",
+        ),
+        "sac": Entry(
+            "rl_training.algorithms.sac:SACConfig",
+            "rl_training.runtime.sac_trainer:SPEC",
+            actions=(_BOUNDED_BOX,),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            title="Soft actor-critic",
+        ),
+        "td3": Entry(
+            "rl_training.algorithms.td3:TD3Config",
+            "rl_training.runtime.td3_trainer:SPEC",
+            actions=(_BOUNDED_BOX,),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            title="Twin delayed DDPG",
+        ),
+    }
+)
+
+
+SURFACE = "rl_training.surface"
+"""Module of the managed classes of the algorithms above."""
+
+
+def class_exports() -> dict[str, str]:
+    """Return where the managed class of each algorithm of this package is, by the class's name."""
+    names = (entry.class_name_of(name) for name, entry in ALGORITHMS.items() if _is_ours(entry))
+    return {name: f"{SURFACE}:{name}" for name in names}
+
+
+def train_exports() -> dict[str, str]:
+    """Return where ``train_x`` of each algorithm of this package is, by the function's name."""
+    return {
+        f"train_{name}": f"{entry.spec.partition(':')[0]}:train_{name}"
+        for name, entry in ALGORITHMS.items()
+        if _is_ours(entry)
+    }
+
+
+def _is_ours(entry: Entry) -> bool:
+    return entry.spec.startswith("rl_training.")
+
+
+def find_entry(name: str) -> Entry:
+    """Return the entry of an algorithm; raises `ConfigError` for an unknown name."""
+    if name not in ALGORITHMS:
+        raise ConfigError(f"unknown algo {name!r}.{did_you_mean(name, ALGORITHMS.names())}")
+    return ALGORITHMS[name]
+
+
+def get_spec(name: str) -> AlgorithmSpec:
+    """Return the spec of a registered algorithm."""
+    return cast("AlgorithmSpec", resolve(find_entry(name).spec))
+
+
+def config_type(name: str) -> type[Any]:
+    """Return the config dataclass of an algorithm."""
+    return cast("type[Any]", resolve(find_entry(name).config))
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def check_settings(name: str, *, acceleration: str, overlap: bool) -> None:
+    """Refuse settings of a run that an algorithm does not support."""
+    entry = find_entry(name)
+    if acceleration not in entry.accelerations:
+        raise ConfigError(
+            f"'acceleration' must be {' or '.join(entry.accelerations)} for {name}; got"
+            f" {acceleration!r}{_others(lambda one: acceleration in one.accelerations)}"
+        )
+    if overlap and entry.memory:
+        raise ConfigError(
+            f"'overlap' does not work with {name}, whose policy is recurrent"
+            f"{_others(lambda one: IMAGE in one.observations and not one.memory)}"
+        )
+
+
+def check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
+    """Refuse observations, actions or masks that an algorithm does not support."""
+    entry = find_entry(name)
+    action = action_spec.described
+
+    def fits(other: Entry) -> bool:
+        return action in other.actions
+
+    if not fits(entry):
+        raise ConfigError(
+            f"{name} takes {' and '.join(entry.actions)} actions, not {action} ones{_others(fits)}"
+        )
+    kinds = _kinds(obs_spec)
+    if missing := [kind for kind in kinds if kind not in entry.observations]:
+        raise ConfigError(
+            f"{name} takes {' and '.join(entry.observations)} observations, not {missing[0]} ones"
+            f"{_others(lambda one: fits(one) and set(kinds) <= set(one.observations))}"
+        )
+    if obs_spec.has_mask and not entry.masks:
+        raise ConfigError(
+            f"{name} does not respect action masks{_others(lambda one: fits(one) and one.masks)}"
+        )
+
+
+def _kinds(obs_spec: ObsSpec) -> list[str]:
+    """The kinds of observation in a spec."""
+    parts = [DICT] if obs_spec.is_dict else []
+    if obs_spec.has_images:
+        parts.append(IMAGE)
+    return parts or [VECTOR]
+
+
+def _others(can: Callable[[Entry], bool]) -> str:
+    """The end of a refusal: which algorithms would work."""
+    names = []
+    for name in ALGORITHMS.names():
+        with contextlib.suppress(ConfigError):  # an installed package that cannot be imported
+            if can(ALGORITHMS[name]):
+                names.append(name)
+    return f"; {', '.join(names)} can" if names else ""

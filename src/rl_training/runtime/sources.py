@@ -1,0 +1,236 @@
+"""Experience from environments of this process: the only loop that steps them in training."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training._internal.tree import tree_map, tree_stack
+from rl_training.envs import Adapter, HalvedAdapter, VectorAdapter
+from rl_training.models.normalizer import RewardNormalizer
+from rl_training.runtime.actors import Actor
+from rl_training.runtime.experience import Buffer, Collected, Timed
+from rl_training.types import Array, EnvInfo, Episode, Obs, Progress, StopRequest, VectorStep, never
+
+_WINDOW = 100
+Taken: TypeAlias = tuple[Array, Mapping[str, Any], VectorStep]
+"""Actions, what the actor recorded with them, and the step that they led to."""
+
+
+class LocalSource:
+    """Steps a vector environment with an actor."""
+
+    def __init__(
+        self, env: Adapter, actor: Actor, reward_normalizer: RewardNormalizer | None = None
+    ) -> None:
+        self.env = env
+        self.actor = actor
+        self.reward_normalizer = reward_normalizer
+        self.info = env_info(env)
+        self.obs: Obs | None = None
+        self.recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        """Return and length of the last hundred episodes."""
+        self.policy_version = 0
+        self._act = actor.act
+        self._step: Callable[[Array], VectorStep] = env.step
+        self._timed: Timed | None = None
+
+    @property
+    def episode_lengths(self) -> Array:
+        """Steps so far of each environment's current episode."""
+        return self.env.episode_lengths
+
+    @property
+    def exactly_resumable(self) -> bool:
+        """Whether the environments can be restored bit for bit."""
+        return self.env.exactly_resumable
+
+    def collect(
+        self, buffer: Buffer, num_steps: int, progress: Progress, stop: StopRequest = never
+    ) -> Collected:
+        """Add ``num_steps`` steps of every environment to the buffer, or fewer on ``stop``."""
+        obs = self.env.reset() if self.obs is None else self.obs
+        add = buffer.add if self._timed is None else self._timed("storing", buffer.add)
+        vector_steps = steps = 0
+        episodes: list[Episode] = []
+        for action, record, taken in self._steps(obs, num_steps, progress, stop):
+            step = taken
+            vector_steps += 1
+            steps += self.info.num_envs
+            resets = self.info.has_invalid_rows and not step.valid.all()
+            if resets:
+                steps -= int(np.count_nonzero(~step.valid))
+            episodes += step.episodes
+            # Not only where an episode is counted: a lost life ends the agent's own.
+            cut = step.cut
+            if cut.any():
+                self.actor.reset(cut)
+            if self.reward_normalizer is not None:
+                done = step.terminated | step.truncated
+                reward = self.reward_normalizer(step.reward, done, step.valid)
+                step = step._replace(reward=reward)
+            add(obs, action, record, step)
+            obs = step.obs
+        self.obs = obs
+        self.recent.extend((episode.ret, episode.length) for episode in episodes)
+        return Collected(vector_steps, steps, tuple(episodes), self.policy_version)
+
+    def _steps(
+        self, obs: Obs, num_steps: int, progress: Progress, stop: StopRequest
+    ) -> Iterator[Taken]:
+        """Choose actions, step the environments, repeat."""
+        for _ in range(num_steps):
+            if stop():
+                return
+            action, record = self._act(obs, progress)
+            step = self._step(action)
+            yield action, record, step
+            obs = step.obs
+
+    def publish(self, module: torch.nn.Module, version: int) -> None:
+        """Record the version; the actor reads the learner's own weights."""
+        del module
+        self.policy_version = version
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means over the last hundred training episodes."""
+        if not self.recent:
+            return {}
+        returns, lengths = zip(*self.recent, strict=True)
+        return {
+            "rollout/return_mean": float(np.mean(returns)),
+            "rollout/length_mean": float(np.mean(lengths)),
+        }
+
+    def measure(self, timed: Timed) -> None:
+        """Call the parts through ``timed`` from now on."""
+        self._timed = timed
+        self._act = timed("inference", self.actor.act)
+        self._step = timed("environment", self.env.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of actor, environments, normaliser and episode statistics."""
+        return {
+            "actor": self.actor.state_dict(),
+            "obs": self.obs,
+            "env": self.env.state_dict(),
+            "recent": [list(episode) for episode in self.recent],
+            "reward_normalizer": (
+                self.reward_normalizer.state_dict() if self.reward_normalizer else None
+            ),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore a state; False where the environments could not be restored exactly."""
+        self.actor.load_state_dict(state["actor"])
+        self.recent.clear()
+        self.recent.extend((float(ret), int(length)) for ret, length in state["recent"])
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.load_state_dict(_as_arrays(state["reward_normalizer"]))
+        if state["obs"] is None:
+            return True
+        expected = tree_map(np.asarray, state["obs"])
+        self.obs, exact = self.env.load_state_dict(_as_arrays(state["env"]), expected)
+        if not exact:  # a recurrent state may belong to other episodes
+            self.actor.reset(np.ones(self.info.num_envs, bool))
+        return exact
+
+    def end_of(self, state: Mapping[str, Any]) -> tuple[Obs, Mapping[str, Any]] | None:
+        """Return the last observations and the actor's state in a saved state."""
+        if state["obs"] is None:
+            return None
+        obs: Any = tree_map(np.asarray, state["obs"])
+        return obs, state["actor"]
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
+
+
+class OverlappedSource(LocalSource):
+    """Steps one half of the environments while actions of the other half are chosen.
+
+    The halves are fixed, alternate, and all steps are waited for at the end of a call: the result
+    does not depend on which half is faster.
+    """
+
+    env: HalvedAdapter
+
+    def __init__(
+        self, env: HalvedAdapter, actor: Actor, reward_normalizer: RewardNormalizer | None = None
+    ) -> None:
+        super().__init__(env, actor, reward_normalizer)
+        self._send: Callable[..., None] = VectorAdapter.send
+        self._receive: Callable[..., VectorStep] = VectorAdapter.recv
+
+    def measure(self, timed: Timed) -> None:
+        """Call the parts through ``timed`` from now on."""
+        super().measure(timed)
+        self._send = timed("environment", VectorAdapter.send)
+        self._receive = timed("environment", VectorAdapter.recv)
+
+    def _steps(
+        self, obs: Obs, num_steps: int, progress: Progress, stop: StopRequest
+    ) -> Iterator[Taken]:
+        if not num_steps or stop():
+            return
+
+        def send(half: VectorAdapter, seen: Obs) -> tuple[Array, Mapping[str, Any]]:
+            action, record = self._act(seen, progress)
+            self._send(half, action)
+            # The other half acts before this record is stored.
+            return action, {k: tree_map(torch.clone, v) for k, v in record.items()}
+
+        parts = [tree_map(lambda leaf, rows=rows: leaf[rows], obs) for rows in self.env.rows]
+        chosen = [send(half, part) for half, part in zip(self.env.halves, parts, strict=True)]
+        for left in reversed(range(num_steps)):
+            following, steps = [], []
+            continues = left > 0 and not stop()
+            for half in self.env.halves:
+                steps.append(self._receive(half))
+                if continues:
+                    following.append(send(half, steps[-1].obs))
+            actions, records = zip(*chosen, strict=True)
+            yield np.concatenate(actions), _joined(records), self.env.join(steps)
+            if not continues:
+                return
+            chosen = following
+
+
+def env_info(env: Adapter) -> EnvInfo:
+    """Return what a learner may know of environments."""
+    return EnvInfo(
+        env.obs_spec, env.action_spec, env.num_envs, env.frame_stack, env.has_invalid_rows
+    )
+
+
+def local_source(
+    env: Adapter, actor: Actor, reward_normalizer: RewardNormalizer | None = None
+) -> LocalSource:
+    """Return the source for environments of this process, overlapped where they are halves."""
+    if isinstance(env, HalvedAdapter):
+        return OverlappedSource(env, actor, reward_normalizer)
+    return LocalSource(env, actor, reward_normalizer)
+
+
+def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The records of both halves as one."""
+    return {
+        name: tree_stack(torch.cat, [record[name] for record in records]) for name in records[0]
+    }
+
+
+def _as_arrays(value: Any) -> Any:
+    """Stored tensors as the arrays that environments use."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {key: _as_arrays(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_arrays(item) for item in value]
+    return value

@@ -1,0 +1,84 @@
+"""The managed class and the ``train_*`` function of every algorithm.
+
+Generated from `rl_training.registry` by ``python scripts/generate_surface.py``: do not edit.
+"""
+
+from __future__ import annotations
+
+from rl_training.api.algorithms import ManagedAlgorithm
+from rl_training.api.recurrent import RecurrentAlgorithm
+from rl_training.runtime.a2c_trainer import train_a2c
+from rl_training.runtime.dqn_trainer import train_dqn
+from rl_training.runtime.drqn_trainer import train_drqn
+from rl_training.runtime.ppg_trainer import train_ppg
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
+from rl_training.runtime.sac_trainer import train_sac
+from rl_training.runtime.td3_trainer import train_td3
+
+__all__ = [
+    "A2C",
+    "DQN",
+    "DRQN",
+    "PPG",
+    "PPO",
+    "SAC",
+    "TD3",
+    "RecurrentPPO",
+    "train_a2c",
+    "train_dqn",
+    "train_drqn",
+    "train_ppg",
+    "train_ppo",
+    "train_recurrent_ppo",
+    "train_sac",
+    "train_td3",
+]
+
+
+class A2C(ManagedAlgorithm):
+    """Advantage actor-critic: ``A2C(TrainConfig(algo="a2c", ...)).learn()``."""
+
+    algo = "a2c"
+
+
+class DQN(ManagedAlgorithm):
+    """Deep Q-learning: ``DQN(TrainConfig(algo="dqn", ...)).learn()``."""
+
+    algo = "dqn"
+
+
+class DRQN(RecurrentAlgorithm):
+    """Deep recurrent Q-learning: ``DRQN(TrainConfig(algo="drqn", ...)).learn()``."""
+
+    algo = "drqn"
+
+
+class PPG(ManagedAlgorithm):
+    """Phasic policy gradient: ``PPG(TrainConfig(algo="ppg", ...)).learn()``."""
+
+    algo = "ppg"
+
+
+class PPO(ManagedAlgorithm):
+    """Proximal policy optimisation: ``PPO(TrainConfig(algo="ppo", ...)).learn()``."""
+
+    algo = "ppo"
+
+
+class RecurrentPPO(RecurrentAlgorithm):
+    """PPO with an LSTM: ``RecurrentPPO(TrainConfig(algo="recurrent_ppo", ...)).learn()``."""
+
+    algo = "recurrent_ppo"
+
+
+class SAC(ManagedAlgorithm):
+    """Soft actor-critic: ``SAC(TrainConfig(algo="sac", ...)).learn()``."""
+
+    algo = "sac"
+
+
+class TD3(ManagedAlgorithm):
+    """Twin delayed DDPG: ``TD3(TrainConfig(algo="td3", ...)).learn()``."""
+
+    algo = "td3"
