@@ -26,7 +26,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "batch_size": 32,
         "train_freq": 4,
         "gradient_steps": 1,
-        "target_update_interval": 1000,
+        "target_update_interval_steps": 1000,
         "exploration_fraction": 0.1,
         "exploration_final_eps": 0.01,
     },

@@ -24,7 +24,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "batch_size": 128,
         "train_freq": 10,
         "gradient_steps": 1,
-        "target_update_interval": 500,
+        "target_update_interval_steps": 500,
         "exploration_fraction": 0.5,
         "exploration_final_eps": 0.05,
     },

@@ -33,7 +33,12 @@ SHARED: dict[str, Any] = {
     "max_grad_norm": 0.5,
     "hidden_sizes": [64, 64],
 }
-BARE = {"eval_episodes": 0, "checkpoint_interval": 0, "tensorboard": False, "log_interval": 10**9}
+BARE = {
+    "eval_episodes": 0,
+    "checkpoint_interval": 0,
+    "tensorboard": False,
+    "log_interval_steps": 10**9,
+}
 FAST = {"vectorization": "native", "acceleration": "compile"}
 
 # name -> (steps timed, side, settings)
@@ -89,7 +94,7 @@ def _profile() -> dict[str, float]:
     from rl_training.data.rollout_buffer import RolloutBuffer
     from rl_training.envs.adapter import VectorAdapter
     from rl_training.runtime.actors import PolicyActor
-    from rl_training.runtime.trainer import Trainer
+    from rl_training.runtime.reporting import Reporter
 
     parts: list[tuple[str, Any, str]] = [
         ("environment", VectorAdapter, "step"),
@@ -97,7 +102,7 @@ def _profile() -> dict[str, float]:
         ("storing", RolloutBuffer, "add"),
         ("values and advantages", PPO, "prepare"),
         ("gradient steps", GradientStep, "__call__"),
-        ("log, evaluate, save", Trainer, "_report"),
+        ("log, evaluate, save", Reporter, "report"),
     ]
     spent = {name: 0.0 for name, _, _ in parts}
 

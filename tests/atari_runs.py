@@ -29,7 +29,7 @@ QUICK_ATARI: dict[str, dict[str, Any]] = {
         "learning_starts": 24,
         "batch_size": 8,
         "buffer_size": 60,
-        "target_update_interval": 32,
+        "target_update_interval_steps": 32,
     },
 }
 

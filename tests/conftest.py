@@ -19,9 +19,14 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
     "ppo": {"num_steps": 64},
     "dqn": {"learning_starts": 64, "batch_size": 32, "train_freq": 4, "buffer_size": 300},
 }
+QUICK_KNOBS["a2c"] = {"num_steps": 16}
 QUICK_KNOBS["ppg"] = {"num_steps": 64, "policy_phases": 3, "aux_epochs": 2}
 QUICK_KNOBS["recurrent_ppo"] = {"num_steps": 64, "lstm_size": 16}
-QUICK_KNOBS["drqn"] = {**QUICK_KNOBS["dqn"], "batch_size": 8, "lstm_size": 16}
+QUICK_KNOBS["drqn"] = {
+    **{name: value for name, value in QUICK_KNOBS["dqn"].items() if name != "batch_size"},
+    "batch_sequences": 8,
+    "lstm_size": 16,
+}
 QUICK_KNOBS["sac"] = QUICK_KNOBS["td3"] = {**QUICK_KNOBS["dqn"], "hidden_sizes": [32, 32]}
 
 

@@ -56,17 +56,28 @@ def random_actions(env: Any, steps: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, choices, (steps, env.num_envs))
 
 
+PIPELINES: dict[str, dict[str, Any]] = {
+    "standard": {},
+    "raw": {"terminal_on_life_loss": False, "clip_rewards": False, "fire_on_reset": False},
+    "short": {"max_frames": 400, "frame_skip": 3, "frame_stack": 2, "screen_size": 60},
+}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("game", "pipeline"),
     [
-        {},
-        {"terminal_on_life_loss": False, "clip_rewards": False, "fire_on_reset": False},
-        {"max_frames": 400, "frame_skip": 3, "frame_stack": 2, "screen_size": 60},
+        *(("Breakout", pipeline) for pipeline in PIPELINES),
+        ("SpaceInvaders", "standard"),
+        ("Pong", "standard"),
+        *(
+            pytest.param(game, pipeline, marks=pytest.mark.full)
+            for game in ("SpaceInvaders", "Pong")
+            for pipeline in ("raw", "short")
+        ),
     ],
-    ids=["standard", "raw", "short"],
 )
-@pytest.mark.parametrize("game", ["Breakout", "SpaceInvaders", "Pong"])
-def test_both_backends_show_the_same_frame_by_frame(game: str, settings: dict[str, Any]) -> None:
+def test_both_backends_show_the_same_frame_by_frame(game: str, pipeline: str) -> None:
+    settings = PIPELINES[pipeline]
     envs = [adapter(kind, game=game, **{**PLAIN, **settings}) for kind in ("sync", "native")]
     assert np.array_equal(*(env.reset() for env in envs))
     ends = 0

@@ -13,7 +13,7 @@ from atari_runs import QUICK_ATARI, assert_policy_works, atari_run
 from conftest import MakeConfig
 from rl_training.checkpointing import load_checkpoint
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.sources import LocalSource
 from rl_training.runtime.workflows import resume_training
 from state_compare import assert_same_run, differences, final_state
 from test_resume import run_and_kill
@@ -31,7 +31,11 @@ def test_it_trains_saves_loads_and_evaluates(vectorization: str, make_config: Ma
     assert_policy_works(result)
 
 
-@pytest.mark.parametrize("kill", [("step", "64"), ("save", "3")], ids=lambda kill: kill[0])
+@pytest.mark.parametrize(
+    "kill",
+    [("step", "64"), pytest.param(("save", "3"), marks=pytest.mark.full)],
+    ids=lambda kill: kill[0],
+)
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
 def test_killed_and_resumed_equals_never_stopped(
     vectorization: str, kill: tuple[str, str], make_config: MakeConfig, tmp_path: Path
@@ -73,12 +77,11 @@ def test_values_and_logprobs_of_the_rollout_are_those_of_the_acting_network(
 ) -> None:
     trainer: Any = ExperimentManager.setup(make_config(algo="ppo", **QUICK_ATARI["ppo"]))
     seen: dict[str, Any] = {}
-    real = Collector.collect
+    real = LocalSource.collect
 
-    def collect(self: Collector, *args: Any) -> Any:
-        result = real(self, *args)
+    def collect(self: LocalSource, rollout: Any, *args: Any) -> Any:
+        result = real(self, rollout, *args)
         if not seen:
-            rollout: Any = self.buffer
             model = trainer.algorithm.module
             batch = rollout.flat()
             with torch.no_grad():
@@ -87,7 +90,7 @@ def test_values_and_logprobs_of_the_rollout_are_those_of_the_acting_network(
             seen["logprobs"] = batch["old_logprobs"].clone()
         return result
 
-    monkeypatch.setattr(Collector, "collect", collect)
+    monkeypatch.setattr(LocalSource, "collect", collect)
     trainer.train()
     torch.testing.assert_close(seen["values"], seen["said"].value, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen["logprobs"], seen["said"].logprob, rtol=1e-4, atol=1e-5)

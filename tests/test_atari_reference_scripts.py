@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from reference_runs import load_script, printed_twice
 from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.algorithms.ppo import PPO, PPOConfig
 from rl_training.config import TrainConfig
@@ -50,14 +47,7 @@ scripts = pytest.mark.parametrize("algo", SCRIPTS)
 
 
 def load(algo: str) -> Any:
-    path = SCRIPTS[algo]
-    if path.stem not in sys.modules:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[path.stem]
+    return load_script(SCRIPTS[algo])
 
 
 # -- alone ---------------------------------------------------------------------------------------
@@ -86,30 +76,14 @@ def test_runs_alone_and_reports_scores_and_an_evaluation(
     tmp_path: Path, algo: str, knobs: str, reported: list[str]
 ) -> None:
     """Games are cut short after 60 steps, so that some end."""
-    command = [sys.executable, "-I", str(SCRIPTS[algo]), "--total-timesteps", "192", "--seed", "3"]
-    command += ["--max-frames", "240", "--eval-games", "2", "--device", "cpu", *knobs.split()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    runs = [
-        subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
-        )
-        for _ in range(2)
-    ]
-    assert runs[0].returncode == 0, runs[0].stderr
-    lines = runs[0].stdout.splitlines()
+    flags = ["--total-timesteps", "192", "--seed", "3"]
+    flags += ["--max-frames", "240", "--eval-games", "2", "--device", "cpu", *knobs.split()]
+    lines = printed_twice(SCRIPTS[algo], flags, tmp_path)
     assert [line.split()[1] for line in lines[:-1]] == reported
     assert all("score" in line for line in lines[:-1])
     assert "loss" in lines[-2]
     assert lines[-1].startswith("evaluation:")
     assert lines[-1].endswith("over 2 games")
-    assert not list(tmp_path.iterdir())
-
-    def without_speed(text: str) -> list[list[str]]:
-        return [
-            line.split()[:-2] if "steps/s" in line else line.split() for line in text.split("\n")
-        ]
-
-    assert without_speed(runs[0].stdout) == without_speed(runs[1].stdout)
 
 
 # -- what is seen --------------------------------------------------------------------------------
@@ -443,8 +417,8 @@ def test_ppo_script_and_package_take_the_same_steps(
                 script.ppo_update(agent, optimizer, batch, indices, args)
 
         with package_precision(dtype):
-            metrics = ppo.learn(buffer, Progress(iteration * ROWS, ITERATIONS * ROWS))
-        clipped.append(metrics["losses/clip_fraction"])
+            ppo.learn(buffer, Progress(iteration * ROWS, ITERATIONS * ROWS))
+        clipped.append(ppo.pop_metrics()["losses/clip_fraction"])
         for name in ("logprobs", "advantages", "returns"):
             theirs = getattr(buffer, name).flatten()
             assert (theirs - batch[name]).abs().max() <= 10 * tolerance, name
@@ -618,7 +592,7 @@ def test_dqn_script_and_package_take_the_same_steps(
         batch_size=BATCH,
         gamma=args.gamma,
         max_grad_norm=args.max_grad_norm,
-        target_update_interval=TARGET_COPIES,
+        target_update_interval_steps=TARGET_COPIES,
     )
     dqn = DQN(model, config, generator=torch.Generator().manual_seed(4))
     draws = torch.Generator().manual_seed(4)
@@ -640,7 +614,7 @@ def test_dqn_script_and_package_take_the_same_steps(
             script.copy_target(networks)
 
         if by_learn:
-            dqn.learn(package_replay, 1, Progress(number, 1000))
+            dqn.learn(package_replay, Progress(number, 1000))
         else:
             going_on = 1 - batch.pop("terminated")
             batch |= {"discounts": args.gamma * going_on, "weights": torch.ones_like(going_on)}

@@ -201,8 +201,8 @@ def test_every_part_is_closed_even_if_a_callback_fails_to(make_config: MakeConfi
     trainer = ExperimentManager.setup(
         make_config(vectorization="async", eval_episodes=0), callbacks=[seen, Fails()]
     )
-    env: Any = trainer.env
-    vector = env.env
+    source: Any = trainer.source
+    vector = source.env.env
     with pytest.warns(UserWarning, match="cannot close"):
         trainer.train()
     assert seen.events[-1] == "close"

@@ -229,6 +229,7 @@ def help_blocks(text: str) -> dict[str, str]:
 def field_docs(owner: type[Any]) -> dict[str, str]:
     """The docstrings that stand under the fields of a dataclass."""
     docs: dict[str, str] = {}
+    fields = {field.name for field in dataclasses.fields(owner)}
     for base in owner.__bases__:
         if dataclasses.is_dataclass(base):
             docs |= field_docs(base)
@@ -239,7 +240,7 @@ def field_docs(owner: type[Any]) -> dict[str, str]:
             assert isinstance(below, ast.Expr), f"{field.target.id} has no docstring"
             assert isinstance(below.value, ast.Constant)
             docs[field.target.id] = str(below.value.value)
-    return docs
+    return {name: doc for name, doc in docs.items() if name in fields}
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -201,7 +201,7 @@ def test_a_wrong_type_names_the_knob(knob: str, value: Any, wanted: str) -> None
         ({"eval_interval": -1}, "'eval_interval' must be zero or more; got -1"),
         ({"eval_episodes": -1}, "'eval_episodes' must be zero or more; got -1"),
         ({"checkpoint_interval": -1}, "'checkpoint_interval' must be zero or more"),
-        ({"log_interval": -1}, "'log_interval' must be zero or more"),
+        ({"log_interval_steps": 0}, "'log_interval_steps' must be at least 1"),
         ({"keep_checkpoints": 0}, "'keep_checkpoints' must be at least 1; got 0"),
         ({"worker_timeout": 0}, "'worker_timeout' must be above 0"),
         ({"clip_obs": math.nan}, "'clip_obs' must be above 0; got nan"),

@@ -40,6 +40,7 @@ from rl_training.models.mlp_actor_critic import Evaluation, MLPActorCritic
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.callbacks import Callback, IterationEnd
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import Array, Episode, Obs, Progress
@@ -135,7 +136,7 @@ def prepare(
 ) -> RolloutBuffer:
     """What PPO does with a rollout before it learns from it."""
     config = PPOConfig(gamma=GAMMA, gae_lambda=gae_lambda)
-    PPO(KnownValue(value), config).prepare(rollout)
+    PPO(KnownValue(value), config).prepare(rollout, START)
     return rollout
 
 
@@ -231,7 +232,7 @@ def test_every_backend_reports_the_return_and_length_of_each_episode(backend: st
                 expected.append(Episode(index, float(length), length))
                 length = 0
         assert [episode for episode in result.episodes if episode.env == index] == expected
-    assert list(collector.recent) == [(e.ret, e.length) for e in result.episodes]
+    assert list(collector.source.recent) == [(e.ret, e.length) for e in result.episodes]
 
 
 @every_backend
@@ -391,8 +392,8 @@ def _learn(poison: float | None) -> tuple[dict[str, Tensor], dict[str, float]]:
             rollout.rewards[reset_rows] = poison
         config = PPOConfig(num_minibatches=3, update_epochs=2, clip_vloss=True, learning_rate=0.01)
         algorithm = PPO(_actor_critic(env), config, generator=torch.Generator().manual_seed(0))
-        metrics = algorithm.learn(rollout, START)
-    return dict(algorithm.module.state_dict()), metrics
+        algorithm.learn(rollout, START)
+    return dict(algorithm.module.state_dict()), algorithm.pop_metrics()
 
 
 def test_what_a_reset_row_holds_changes_nothing_that_is_learnt_or_reported() -> None:
@@ -460,8 +461,8 @@ class _CountValid(Callback):
         self.valid = self.rows = 0
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
-        buffer = trainer.collector.buffer
-        assert isinstance(buffer, RolloutBuffer)
+        assert isinstance(trainer, OnPolicyTrainer)
+        buffer = trainer.buffer
         self.valid += int(buffer.valid.sum())
         self.rows += buffer.valid.numel()
         assert event.step == self.valid

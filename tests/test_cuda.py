@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 @pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
 @pytest.mark.parametrize("acceleration", ["eager", "compile", "cudagraph"])
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
-@pytest.mark.parametrize("algo", ["ppo", "ppg"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "ppg"])
 def test_trains_resumes_and_loads_on_the_cpu(
     algo: str, acceleration: str, vectorization: str, make_config: MakeConfig
 ) -> None:

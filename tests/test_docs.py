@@ -126,7 +126,7 @@ def test_the_reference_holds_every_field(heading: str) -> None:
 
 def test_a_default_is_shown_as_yaml_has_it() -> None:
     table = hooks.table_of_fields(algo_config_type("ppo"))
-    assert "| `learning_rate` | `0.00025` | `float` | Adam's step size at the start. |" in table
+    assert "| `learning_rate` | `0.00025` | `float` | Step size of the optimizer at" in table
     assert "| `target_kl` | `unset` | `float or unset` |" in table
     assert "| `anneal_lr` | `true` | `bool` |" in table
     recurrent = hooks.table_of_fields(algo_config_type("recurrent_ppo"))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
+from reference_runs import load_script, printed_twice
 from rl_training.algorithms.drqn import DRQN, DRQNConfig
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
 from rl_training.envs import VectorAdapter
@@ -37,13 +35,7 @@ GAMMA = 0.9375
 
 
 def load() -> Any:
-    if SCRIPT.stem not in sys.modules:
-        spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[SCRIPT.stem] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[SCRIPT.stem]
+    return load_script(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +51,14 @@ def test_imports_nothing_but_torch_gymnasium_numpy_and_the_standard_library() ->
 
 
 def test_runs_alone_and_reports_returns_and_an_evaluation(tmp_path: Path) -> None:
-    command = [sys.executable, "-I", str(SCRIPT), "--total-timesteps", "400", "--seed", "3"]
-    command += ["--learning-starts", "200", "--batch-size", "8", "--lstm-size", "16"]
-    command += ["--report-interval", "150", "--eval-episodes", "2"]
-    runs = [
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        for _ in range(2)
-    ]
-    assert runs[0].returncode == 0, runs[0].stderr
-    lines = runs[0].stdout.splitlines()
+    flags = ["--total-timesteps", "400", "--seed", "3"]
+    flags += ["--learning-starts", "200", "--batch-size", "8", "--lstm-size", "16"]
+    flags += ["--report-interval", "150", "--eval-episodes", "2"]
+    lines = printed_twice(SCRIPT, flags, tmp_path)
     assert [line.split()[1] for line in lines[:-1]] == ["152", "300", "400"]
     assert all("return" in line for line in lines[:-1])
     assert "loss" in lines[-2]
     assert lines[-1].startswith("evaluation:")
-    assert not list(tmp_path.iterdir())
-
-    def without_speed(text: str) -> list[list[str]]:
-        return [
-            line.split()[:-2] if "steps/s" in line else line.split() for line in text.split("\n")
-        ]
-
-    assert without_speed(runs[0].stdout) == without_speed(runs[1].stdout)
 
 
 def test_refuses_a_replay_too_small_for_its_sequences(script: Any) -> None:
@@ -109,12 +88,14 @@ class Twins:
         **knobs: Any,
     ) -> None:
         self.script = load()
-        shared = {"gamma": GAMMA, "learning_rate": 3e-3, "batch_size": BATCH, **knobs}
+        shared = {"gamma": GAMMA, "learning_rate": 3e-3, "batch_sequences": BATCH, **knobs}
         shared |= {"lstm_size": SIZE, "sequence_length": LENGTH, "burn_in": BURN_IN}
         double = shared.pop("double", False)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in shared.items()]
         flags += ["--hidden-sizes", str(WIDTH), SWITCH[double]]
         self.args = self.script.parse_args(flags)
+        if (interval := shared.pop("target_update_interval", None)) is not None:
+            shared["target_update_interval_steps"] = interval
         config = DRQNConfig(**shared, hidden_sizes=(WIDTH,), double=double)
 
         torch.manual_seed(0)
@@ -198,7 +179,7 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 
 def paired(ours: Any, theirs: LSTMQNetwork, name: str = "online") -> Pairs:
     layers: list[tuple[str, Any, Any]] = [("values", ours.values, theirs.values)]
-    for i, (a, b) in enumerate(zip(linears(ours.encoder), linears(theirs.encoder), strict=True)):
+    for i, (a, b) in enumerate(zip(linears(ours.encoder), linears(theirs.trunk), strict=True)):
         layers.append((f"encoder{i}", a, b))
     pairs: Pairs = {}
     for place, a, b in layers:
@@ -325,11 +306,11 @@ def test_script_and_package_take_the_same_steps(
         if after > before:
             twins.script.copy_target(networks)
 
-        drqn.learn(replay, updates, Progress(phase * steps * NUM_ENVS, 1000))
+        drqn.learn(replay, Progress(phase * steps * NUM_ENVS, 1000), updates=updates)
         metrics = drqn.pop_metrics()
         for name, values in zip(("loss", "q_mean"), zip(*losses, strict=True), strict=True):
             mean = sum(values) / updates
-            assert metrics[name] == pytest.approx(mean, abs=10 * tolerance), name
+            assert metrics[f"losses/{name}"] == pytest.approx(mean, abs=10 * tolerance), name
     twins.env.close()
 
     assert twins.terminated >= 5

@@ -13,9 +13,9 @@ import rl_training
 from conftest import MakeConfig
 from rl_training import DRQN
 from rl_training.cli import main
+from rl_training.envs import VectorAdapter
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.drqn_trainer import train_drqn
 from rl_training.runtime.workflows import resume_training
 
@@ -33,7 +33,7 @@ def test_it_logs_what_it_learns(make_config: MakeConfig) -> None:
 
 
 def test_the_target_moves_by_its_interval(make_config: MakeConfig) -> None:
-    config = make_config(algo="drqn", total_timesteps=400, target_update_interval=10_000)
+    config = make_config(algo="drqn", total_timesteps=400, target_update_interval_steps=10_000)
     trainer: Any = ExperimentManager.setup(config)
     trainer.train()
     learner = trainer.learner
@@ -43,7 +43,7 @@ def test_the_target_moves_by_its_interval(make_config: MakeConfig) -> None:
             learner.module.parameters(), learner.target.module.parameters(), strict=True
         )
     )
-    config = make_config(algo="drqn", total_timesteps=400, target_update_interval=4)
+    config = make_config(algo="drqn", total_timesteps=400, target_update_interval_steps=4)
     trainer = ExperimentManager.setup(config)
     trainer.train()
     learner = trainer.learner
@@ -55,7 +55,7 @@ def test_random_actions_are_seen_by_the_network_all_the_same(make_config: MakeCo
     config = make_config(algo="drqn", exploration_initial_eps=1.0, exploration_final_eps=1.0)
     trainer: Any = ExperimentManager.setup(config)
     trainer.train()
-    assert trainer.collector.actor.memory.state.any()
+    assert trainer.source.actor.memory.state.any()
 
 
 def test_it_predicts_saves_and_loads(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_it_predicts_saves_and_loads(make_config: MakeConfig, tmp_path: Path) ->
 def test_the_replay_counts_every_episode_once(vectorization: str, make_config: MakeConfig) -> None:
     """Whether it is reset with its last step, or by a step of its own as in native CartPole."""
     trainer: Any = ExperimentManager.setup(make_config(algo="drqn", vectorization=vectorization))
-    assert trainer.env.has_invalid_rows == (vectorization == "native")
+    assert trainer.source.info.has_invalid_rows == (vectorization == "native")
     begun, is_over = [0, 0], [True, True]
     real = trainer.replay.add
 
@@ -109,12 +109,12 @@ def test_an_approximate_resume_begins_new_episodes_in_the_replay(
 ) -> None:
     result = ExperimentManager.setup(make_config(algo="drqn", buffer_size=1000)).train()
     trainer: Any = ExperimentManager.resume(result.run_dir)
-    newest = len(trainer.replay) // trainer.env.num_envs - 1
+    newest = len(trainer.replay) // trainer.source.info.num_envs - 1
     assert trainer.replay.episode_goes_on(newest).any()
     trainer.close()
     # The environments show what they showed: nothing but this says that they are others.
-    real = Collector.load_state_dict
-    monkeypatch.setattr(Collector, "load_state_dict", lambda *args: real(*args) and False)
+    real = VectorAdapter.load_state_dict
+    monkeypatch.setattr(VectorAdapter, "load_state_dict", lambda *args: (real(*args)[0], False))
     with pytest.warns(UserWarning, match="this resume is approximate"):
         trainer = ExperimentManager.resume(result.run_dir)
     assert not trainer.replay.episode_goes_on(newest).any()
@@ -124,8 +124,8 @@ def test_an_approximate_resume_begins_new_episodes_in_the_replay(
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (gym.spaces.Box(0, 255, (40, 40, 3), np.uint8), "vector observations, not images"),
-        (gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,))}), "not dict observations"),
+        (gym.spaces.Box(0, 255, (40, 40, 3), np.uint8), "vector observations, not image"),
+        (gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,))}), "vector observations, not Dict"),
     ],
 )
 def test_other_observations_are_refused(

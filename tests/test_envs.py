@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rl_training.envs.episodes import SeededEpisodes
 from rl_training.envs.sync import FastSyncVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.sources import LocalSource
 from rl_training.types import ActionSpec, Array, Obs, Progress, VectorStep
 
 START = Progress(0, 1)
@@ -617,29 +617,25 @@ def test_atari_registers_itself_and_keeps_its_pixels_as_bytes(make_config: MakeC
 
 
 class Run:
-    """Environments, driven by the collector with actions fixed beforehand."""
+    """Environments, driven by a source with actions fixed beforehand."""
 
     def __init__(self, config: TrainConfig[Any]) -> None:
         self.env = VectorAdapter(make_vector_env(config), config.seed)
         actions = random_actions(self.env.action_spec, (1000, config.num_envs))
-        self.actor = ScriptedActor(lambda obs, call: actions[call])
+        actor = ScriptedActor(lambda obs, call: actions[call])
         self.recorder = Recorder()
-        self.collector = Collector(self.env, self.actor, self.recorder)
+        self.source = LocalSource(self.env, actor)
 
     def play(self, steps: int) -> list[tuple[Obs, Array, VectorStep]]:
         self.recorder.rows = []
-        self.collector.collect(steps, START)
+        self.source.collect(self.recorder, steps, START)
         return self.recorder.rows
 
     def save(self, path: Path) -> None:
-        save_checkpoint(
-            path, {"actor": self.actor.state_dict(), "collector": self.collector.state_dict()}
-        )
+        save_checkpoint(path, self.source.state_dict())
 
     def load(self, path: Path) -> bool:
-        state: Mapping[str, Any] = load_checkpoint(path)
-        self.actor.load_state_dict(state["actor"])
-        return self.collector.load_state_dict(state["collector"])
+        return self.source.load_state_dict(load_checkpoint(path))
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -690,7 +686,7 @@ def test_environments_come_back_bit_for_bit_in_the_middle_of_episodes(
         assert_same(step, same_step)
         ends += len(step.episodes)
     assert ends >= 2
-    assert list(first.collector.recent) == list(again.collector.recent)
+    assert list(first.source.recent) == list(again.source.recent)
 
 
 def test_a_native_vector_comes_back_right_after_an_episode_ended(
@@ -732,7 +728,7 @@ def test_replayed_state_costs_the_steps_of_the_current_episode_only(
 ) -> None:
     first = Run(make_config(env_id="conform/FixedLength-v0", env_kwargs={"length": 10}))
     first.play(23)
-    state = first.collector.state_dict()["env"]["envs"]
+    state = first.source.state_dict()["env"]["envs"]
     assert [(env["episode"], len(env["actions"])) for env in state] == [(2, 3), (2, 3)]
 
 

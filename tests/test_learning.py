@@ -96,3 +96,12 @@ def test_without_memory_velocities_are_missed(preset: str, steps: int, tmp_path:
     hidden = ("rl_training.envs.wrappers:HideVelocities",)
     returns = final_returns(preset, tmp_path, wrappers=hidden, total_timesteps=steps)
     assert max(returns) < 200
+
+
+def test_sac_pendulum_with_normalised_observations(tmp_path: Path) -> None:
+    returns = final_returns("sac/pendulum", tmp_path, normalize_obs=True)
+    assert sum(returns) / len(returns) >= -170
+
+
+def test_a2c_cartpole(tmp_path: Path) -> None:
+    assert min(final_returns("a2c/cartpole", tmp_path)) >= 490

@@ -6,6 +6,7 @@ import gc
 import mmap
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,23 @@ def test_memory_is_taken_at_once_and_keeps_what_it_holds(share: float) -> None:
     for name, array in fresh.chunk_state(0).items():
         held: Any = replay.chunk_state(0)[name]
         np.testing.assert_equal(held, array)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_memory_is_freed_with_the_last_reference_to_a_trainer(
+    algo: str, make_config: MakeConfig
+) -> None:
+    """At once: runs one after another must not wait for the collector of cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        trainer: Any = ExperimentManager.setup(make_config(algo=algo))
+        trainer.train()
+        stored = weakref.ref(trainer.replay if algo == "dqn" else trainer.buffer)
+        del trainer
+        assert stored() is None
+    finally:
+        gc.enable()
 
 
 class Wide(gym.Env[Any, Any]):

@@ -30,6 +30,8 @@ class Import(NamedTuple):
     name: str
     at_top: bool
     """Outside any function, and not for types alone."""
+    for_types: bool = False
+    """Under TYPE_CHECKING."""
 
     def __str__(self) -> str:
         return f"{self.file.relative_to(SRC)}:{self.line} imports {self.name}"
@@ -44,21 +46,22 @@ def imports_of(path: Path) -> Iterator[Import]:
     yield from _walk(ast.parse(path.read_text(encoding="utf-8")), path, at_top=True)
 
 
-def _walk(node: ast.AST, path: Path, at_top: bool) -> Iterator[Import]:
+def _walk(node: ast.AST, path: Path, at_top: bool, for_types: bool = False) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         for alias in node.names:
-            yield Import(path, node.lineno, alias.name, at_top)
+            yield Import(path, node.lineno, alias.name, at_top, for_types)
     elif isinstance(node, ast.ImportFrom):
         origin = node.module or ""
         if node.level:
             parts = path.relative_to(SRC).with_suffix("").parts[: -node.level]
             origin = ".".join([*parts, *([origin] if origin else [])])
         for alias in node.names:
-            yield Import(path, node.lineno, f"{origin}.{alias.name}", at_top)
+            yield Import(path, node.lineno, f"{origin}.{alias.name}", at_top, for_types)
     lazy = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     types_alone = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     for child in ast.iter_child_nodes(node):
-        yield from _walk(child, path, at_top and not lazy and not types_alone)
+        at_top_too = at_top and not lazy and not types_alone
+        yield from _walk(child, path, at_top_too, for_types or types_alone)
 
 
 def files_of(*layers: str) -> list[Path]:
@@ -172,29 +175,72 @@ def test_environments_know_nothing_of_learning() -> None:
     assert not offences(("envs",), "torch", *learning)
 
 
-def test_the_runtime_knows_nothing_of_its_surfaces() -> None:
-    assert not offences(("runtime",), *ours("api", "cli", "_internal.flags", "trainer"))
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("version", "errors", "types", "seeding", "terminal", "plugins", "untrusted_files", "trust"),
+    ("stored_zip", "plain_pickle", "archive", "_internal"),
+    ("registry",),
+    ("config", "_internal.flags"),
+    ("envs",),
+    ("algorithms.returns", "algorithms.masking"),
+    ("data", "models"),
+    ("algorithms", "contrib.recurrent_ppo"),
+    ("runs", "logging", "checkpointing"),
+    ("runtime", "eval"),
+    ("experiment",),
+    ("api",),
+    ("surface",),
+    ("contrib", "trainer"),
+    ("tools",),
+    ("cli", "__main__"),
+)
+"""From the lowest: a module imports from its own layer and from those before it.
+
+Of a name and a longer one the longer counts. Imports for types alone are not counted, nor are the
+lazy exports of packages, which name modules as strings.
+"""
+RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
-def test_the_runtime_imports_the_manager_late() -> None:
-    # `experiment.manager` imports the runtime; only the workflows stand above both.
-    early = [
-        str(found)
-        for path in files_of("runtime")
-        for found in imports_of(path)
-        if found.at_top and found.within("rl_training.experiment") and path.stem != "workflows"
-    ]
-    assert not early
+def rank_of(module: str) -> int | None:
+    """The layer of a module of this package; None for others, and for the package itself."""
+    parts = module.split(".")
+    if parts[0] != "rl_training":
+        return None
+    for length in range(len(parts), 1, -1):
+        if (name := ".".join(parts[1:length])) in RANKS:
+            return RANKS[name]
+    return None
 
 
-def test_experiments_know_nothing_of_the_surfaces() -> None:
-    assert not offences(("experiment",), *ours("api", "cli", "_internal.flags"))
+def test_every_module_has_a_layer() -> None:
+    assert not [name for name in modules() if rank_of(name) is None and name != "rl_training"]
+
+
+def test_modules_import_from_their_own_layer_and_lower_ones() -> None:
+    upwards = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+        own = rank_of(name)
+        if own is None:
+            continue
+        for found in imports_of(path):
+            other = rank_of(found.name)
+            if other is not None and other > own and not found.for_types:
+                upwards.append(str(found))
+    assert not upwards
+
+
+def test_the_layer_of_a_module_is_that_of_its_longest_name() -> None:
+    assert rank_of("rl_training.algorithms.returns.gae") == RANKS["algorithms.returns"]
+    assert rank_of("rl_training.algorithms.ppo") == RANKS["algorithms"]
+    assert rank_of("torch.nn") is None
+    assert RANKS["runtime"] < RANKS["experiment"] < RANKS["cli"]
 
 
 def test_the_registry_is_read_without_importing_an_algorithm() -> None:
     early = [
         str(found)
-        for path in files_of("experiment/registry", "config", "cli")
+        for path in files_of("registry", "config", "cli")
         for found in imports_of(path)
         if found.at_top and found.within("torch", *ours("algorithms", "models", "runtime"))
     ]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from reference_runs import load_script, printed_twice
 from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.algorithms.sac import SAC, SACConfig, SACModel
 from rl_training.algorithms.td3 import TD3, TD3Config
@@ -44,14 +42,7 @@ algorithms = pytest.mark.parametrize("algo", SCRIPTS)
 
 
 def load(algo: str) -> Any:
-    path = SCRIPTS[algo]
-    if path.stem not in sys.modules:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[path.stem]
+    return load_script(SCRIPTS[algo])
 
 
 @algorithms
@@ -77,27 +68,14 @@ def test_never_names_the_package(algo: str) -> None:
 def test_runs_alone_and_reports_returns_and_an_evaluation(
     tmp_path: Path, algo: str, more: list[str], reported: list[str]
 ) -> None:
-    command = [sys.executable, "-I", str(SCRIPTS[algo]), "--total-timesteps", "400", "--seed", "3"]
-    command += ["--learning-starts", "200", "--batch-size", "16", "--hidden-sizes", "16", "16"]
-    command += ["--report-interval", "150", "--eval-episodes", "2", *more]
-    runs = [
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        for _ in range(2)
-    ]
-    assert runs[0].returncode == 0, runs[0].stderr
-    lines = runs[0].stdout.splitlines()
+    flags = ["--total-timesteps", "400", "--seed", "3"]
+    flags += ["--learning-starts", "200", "--batch-size", "16", "--hidden-sizes", "16", "16"]
+    flags += ["--report-interval", "150", "--eval-episodes", "2", *more]
+    lines = printed_twice(SCRIPTS[algo], flags, tmp_path)
     assert [line.split()[1] for line in lines[:-1]] == reported
     assert all("return" in line for line in lines[:-1])
     assert "loss" in lines[-2]
     assert lines[-1].startswith("evaluation:")
-    assert not list(tmp_path.iterdir())
-
-    def without_speed(text: str) -> list[list[str]]:
-        return [
-            line.split()[:-2] if "steps/s" in line else line.split() for line in text.split("\n")
-        ]
-
-    assert without_speed(runs[0].stdout) == without_speed(runs[1].stdout)
 
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
@@ -219,7 +197,7 @@ def dqn_twins(dtype: torch.dtype, seed: int) -> Twins:
     model = MLPQNetwork(POLE, PUSH, hidden_sizes=WIDTHS, activation="relu").to(dtype)
     copy_parameters(paired_networks("online", online, model.advantage))
     config = DQNConfig(
-        **knobs, max_grad_norm=args.max_grad_norm, target_update_interval=TARGET_COPIES
+        **knobs, max_grad_norm=args.max_grad_norm, target_update_interval_steps=TARGET_COPIES
     )
     dqn = DQN(model, config, generator=torch.Generator().manual_seed(seed))
 
@@ -283,7 +261,7 @@ def sac_twins(dtype: torch.dtype, seed: int) -> Twins:
     return Twins(
         sac,
         lambda batch, noise, _: script.sac_update(agent, batch, noise, args),
-        lambda batch, _: sac.update(batch, due=True),
+        lambda batch, _: sac.update(batch, delayed=True),
         pairs,
         replay,
         args.gamma,
@@ -329,7 +307,7 @@ def td3_twins(dtype: torch.dtype, seed: int) -> Twins:
     return Twins(
         td3,
         lambda batch, noise, _: script.td3_update(agent, batch, noise, args),
-        lambda batch, number: td3.update(batch, due=number % config.policy_delay == 0),
+        lambda batch, number: td3.update(batch, delayed=number % config.policy_delay == 0),
         pairs,
         replay,
         args.gamma,
@@ -411,7 +389,7 @@ def test_script_and_package_learn_the_same_from_the_package_replay(algo: str) ->
     for number in range(1, 13):
         batch, noise = draw(twins, draws, torch.float32)
         twins.update_script(batch, noise, number)
-        twins.algorithm.learn(replay, 1, Progress(number, 1000))
+        twins.algorithm.learn(replay, Progress(number, 1000))
         if number in (3, 12):
             check_agreement(twins.pairs(), start, tolerance=1e-5)
 

@@ -114,6 +114,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dict_masks": ("ppo", {"env_id": "probe/MaskedActions-v0"}),
     "prioritised": ("dqn", {"prioritized": True, "n_step": 3, "gradient_steps": 3}),
     "fractions": ("sac", {"gradient_steps": 0.3}),
+    "replay_normalised": ("dqn", {"normalize_obs": True}),
     "replay_native": ("dqn", {"vectorization": "native"}),
     "many_updates": ("td3", {"train_freq": 32, "gradient_steps": -1}),
     "recurrent_native": ("recurrent_ppo", {"vectorization": "native"}),

@@ -80,7 +80,7 @@ def test_it_logs_both_phases(make_config: MakeConfig) -> None:
         assert np.isfinite(logged[name])
 
 
-@pytest.mark.parametrize("stop", [128, 256, 384, 512])
+@pytest.mark.parametrize("stop", [256, 384])  # within a cycle, and between two
 def test_resume_is_exact_wherever_in_the_cycle(
     stop: int, make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -120,7 +120,7 @@ def test_images_are_refused(make_config: MakeConfig) -> None:
         observation_space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
         action_space = gym.spaces.Discrete(2)
 
-    with pytest.raises(ConfigError, match="ppg takes vector observations, not images; ppo can"):
+    with pytest.raises(ConfigError, match=r"observations, not image ones; ppo, .*can"):
         ExperimentManager.setup(make_config(algo="ppg"), env_fn=Env)
 
 

@@ -140,6 +140,11 @@ def make_ppg(
     return PPG(model or make_model(), config, generator=generator, acceleration=acceleration)
 
 
+def learnt_metrics(ppg: PPG, rollout: RolloutBuffer) -> dict[str, float]:
+    ppg.learn(rollout, HALFWAY)
+    return ppg.pop_metrics()
+
+
 def parameters(model: MLPPPGModel, *parts: str) -> Tensor:
     return torch.cat(
         [
@@ -152,7 +157,7 @@ def parameters(model: MLPPPGModel, *parts: str) -> Tensor:
 
 def test_the_policy_phase_is_ppos_own_loss() -> None:
     ppg, rollout = make_ppg(), make_rollout(0)
-    ppg.prepare(rollout)
+    ppg.prepare(rollout, HALFWAY)
     batch = rollout.flat()
     full = {**batch, "logprobs": batch["old_logprobs"] - 0.3, "new_values": batch["values"] + 1}
     full["entropy"] = torch.ones(STEPS * ENVS)
@@ -167,7 +172,7 @@ def test_values_never_move_the_trunk_and_auxiliary_values_do() -> None:
     model, obs = make_model(), torch.randn(8, 4)
     trunk = [p for name, p in model.named_parameters() if name.startswith("actor.layers.0")]
     joint = model.joint(obs)
-    for value in (model.value(obs), joint.value, model.judge(obs)[1]):
+    for value in (model.value(obs), joint.value, model.policy_and_value(obs)[1]):
         assert not any(
             g is not None and g.any()
             for g in torch.autograd.grad(value.sum(), trunk, retain_graph=True, allow_unused=True)
@@ -221,7 +226,7 @@ def test_an_auxiliary_phase_improves_values_and_keeps_the_policy() -> None:
 
 def test_an_auxiliary_phase_comes_after_so_many_policy_phases() -> None:
     ppg = make_ppg(policy_phases=3)
-    seen = [ppg.learn(make_rollout(i), HALFWAY) for i in range(7)]
+    seen = [learnt_metrics(ppg, make_rollout(i)) for i in range(7)]
     assert [one["auxiliary/phases"] for one in seen] == [0, 0, 1, 1, 1, 2, 2]
     assert ["auxiliary/clone_kl" in one for one in seen] == [False] * 2 + [True] * 5
     losses = [one["auxiliary/aux_value_loss"] for one in seen[2:]]
@@ -232,8 +237,8 @@ def test_an_auxiliary_phase_comes_after_so_many_policy_phases() -> None:
 
 def test_its_steps_are_counted_and_use_the_annealed_rate() -> None:
     ppg = make_ppg(policy_phases=2, aux_epochs=5, num_aux_minibatches=4, update_epochs=3)
-    for i in range(2):
-        ppg.learn(make_rollout(i), HALFWAY)
+    updates = [ppg.learn(make_rollout(i), HALFWAY) for i in range(2)]
+    assert updates == [3 * 4, 3 * 4 + 5 * 4]
     assert ppg.auxiliary_step.moments["step"].item() == 5 * 4
     assert ppg.step.moments["step"].item() == 2 * 3 * 4
     assert ppg.auxiliary_step.learning_rate == pytest.approx(3e-3 / 2)
@@ -258,7 +263,7 @@ def test_without_rollouts_there_is_nothing_to_learn() -> None:
 def test_a_saved_state_goes_on_exactly_wherever_in_the_cycle(done: int) -> None:
     one = make_ppg()
     for i in range(done):
-        one.learn(make_rollout(i), HALFWAY)
+        learnt_metrics(one, make_rollout(i))
     state = copy.deepcopy(one.state_dict())
     torch.manual_seed(99)
     other = make_ppg(MLPPPGModel(OBS, ACTION, hidden_sizes=(32, 32), value_sizes=(16,)))
@@ -266,7 +271,7 @@ def test_a_saved_state_goes_on_exactly_wherever_in_the_cycle(done: int) -> None:
     assert len(other.kept) == done % 3
     assert other.auxiliary_phases == done // 3
     for i in range(done, done + 4):
-        assert one.learn(make_rollout(i), HALFWAY) == other.learn(make_rollout(i), HALFWAY)
+        assert learnt_metrics(one, make_rollout(i)) == learnt_metrics(other, make_rollout(i))
     assert differences(one.state_dict(), other.state_dict()) == []
 
 
@@ -298,7 +303,7 @@ def test_rows_that_are_only_resets_are_not_learnt() -> None:
 
 def test_illegal_actions_stay_illegal_and_the_kl_finite() -> None:
     ppg = make_ppg(make_model(MASKED_OBS), policy_phases=1)
-    metrics = ppg.learn(make_rollout(0, obs=MASKED_OBS), HALFWAY)
+    metrics = learnt_metrics(ppg, make_rollout(0, obs=MASKED_OBS))
     assert math.isfinite(metrics["auxiliary/clone_kl"])
     assert metrics["auxiliary/clone_kl"] < 0.1
     model: Any = ppg.model
@@ -339,12 +344,3 @@ def test_modes_agree_over_a_cycle(mode: Acceleration, device: str) -> None:
 def test_impossible_knobs_are_refused_by_name(knob: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"algo_kwargs.{knob}"):
         PPGConfig(**{knob: value})
-
-
-def test_images_and_other_actions_are_refused() -> None:
-    pixels = ObsSpec({"": ArraySpec((3, 40, 40), "uint8")})
-    with pytest.raises(ConfigError, match="vector observations, not images"):
-        MLPPPGModel(pixels, ACTION)
-    box = ActionSpec("box", (1,), "float32", low=(-1.0,), high=(1.0,))
-    with pytest.raises(ConfigError, match="Discrete actions, not bounded Box"):
-        MLPPPGModel(OBS, box)

@@ -15,13 +15,8 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep
-from rl_training.algorithms.ppo import (
-    PPO,
-    PPOConfig,
-    explained_variance,
-    normalize_advantages,
-    ppo_loss,
-)
+from rl_training.algorithms.metrics import explained_variance
+from rl_training.algorithms.ppo import PPO, PPOConfig, normalize_advantages, ppo_loss
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.types import ActionSpec, Array, ArraySpec, ObsSpec, Progress, VectorStep
@@ -214,7 +209,7 @@ def test_explained_variance_of_known_cases() -> None:
     returns = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
     def of(values: Tensor, returns: Tensor = returns, **extra: Tensor) -> float:
-        return explained_variance({"returns": returns, "values": values, **extra})
+        return float(explained_variance({"returns": returns, "values": values, **extra}))
 
     assert of(returns) == pytest.approx(1.0)
     assert of(returns + 10.0) == pytest.approx(1.0)
@@ -279,6 +274,11 @@ def make_ppo(
     return PPO(model or make_model(), config, generator=generator, acceleration=acceleration)
 
 
+def learnt_metrics(ppo: PPO, rollout: RolloutBuffer, progress: Progress) -> dict[str, float]:
+    ppo.learn(rollout, progress)
+    return ppo.pop_metrics()
+
+
 def parameters(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().clone().flatten() for p in module.parameters()])
 
@@ -286,7 +286,7 @@ def parameters(module: nn.Module) -> Tensor:
 def test_prepare_fills_what_the_model_says_of_the_rollout() -> None:
     model, rollout = make_model(), make_rollout()
     ppo = make_ppo(model, gamma=0.9, gae_lambda=0.8)
-    ppo.prepare(rollout)
+    ppo.prepare(rollout, START)
     flat = rollout.flat()
     with torch.no_grad():
         said = model.evaluate(flat)
@@ -311,7 +311,7 @@ def test_prepare_fills_what_the_model_says_of_the_rollout() -> None:
 def test_loss_normalizes_advantages_only_where_asked() -> None:
     for norm_adv in (False, True):
         ppo, rollout = make_ppo(norm_adv=norm_adv), make_rollout()
-        ppo.prepare(rollout)
+        ppo.prepare(rollout, START)
         batch = rollout.flat()
         now = ppo.model.evaluate(batch)
         advantages = batch["advantages"]
@@ -335,9 +335,9 @@ class FakeStep:
     def __init__(self, kls: list[float]) -> None:
         self.kls = kls
         self.taken = 0
-        self.learning_rate = 0.0
 
-    def __call__(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def __call__(self, step: GradientStep, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
+        del step, minibatch
         self.taken += 1
         return {"approx_kl": torch.tensor(self.kls[self.taken - 1])}
 
@@ -346,16 +346,16 @@ class FakeStep:
     ("target_kl", "epochs"), [(None, 4), (0.5, 4), (0.035, 3), (0.025, 2), (0.001, 1)]
 )
 def test_epochs_end_once_their_mean_kl_is_above_the_target(
-    target_kl: float | None, epochs: int
+    target_kl: float | None, epochs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Epoch means 0.02, 0.03, 0.04, 0.05; single minibatches of 0.1 do not count by themselves."""
     ppo = make_ppo(target_kl=target_kl, update_epochs=4)
     means = (0.02, 0.03, 0.04, 0.05)
     fake = FakeStep([kl for mean in means for kl in (0.1, 0.0, 0.0, 4 * mean - 0.1)])
-    ppo.update = fake  # type: ignore[assignment]
-    metrics = ppo.learn(make_rollout(), START)
+    monkeypatch.setattr(GradientStep, "__call__", lambda *args: fake(*args))
+    assert ppo.learn(make_rollout(), START) == fake.taken == 4 * epochs
+    metrics = ppo.pop_metrics()
     assert metrics["losses/epochs"] == epochs
-    assert fake.taken == 4 * epochs
     assert metrics["losses/approx_kl"] == pytest.approx(sum(means[:epochs]) / epochs)
 
 
@@ -364,7 +364,7 @@ def test_a_real_run_stops_early_for_a_small_target_and_learns_less() -> None:
     for target_kl in (None, 1e-5):
         ppo = make_ppo(target_kl=target_kl, learning_rate=1e-2)
         before = parameters(ppo.module)
-        metrics = ppo.learn(make_rollout(), START)
+        metrics = learnt_metrics(ppo, make_rollout(), START)
         assert metrics["losses/epochs"] == (4 if target_kl is None else 1)
         moved[target_kl] = float((parameters(ppo.module) - before).norm())
     assert moved[1e-5] < moved[None]
@@ -373,7 +373,7 @@ def test_a_real_run_stops_early_for_a_small_target_and_learns_less() -> None:
 @pytest.mark.parametrize(("done", "left"), [(0, 1.0), (250, 0.75), (900, 0.1), (1000, 0.0)])
 def test_learning_rate_falls_linearly_with_progress(done: int, left: float) -> None:
     ppo = make_ppo(learning_rate=1e-3)
-    metrics = ppo.learn(make_rollout(), Progress(done, 1000))
+    metrics = learnt_metrics(ppo, make_rollout(), Progress(done, 1000))
     assert metrics["losses/learning_rate"] == pytest.approx(1e-3 * left)
     assert ppo.step.learning_rate == pytest.approx(1e-3 * left)
 
@@ -381,7 +381,7 @@ def test_learning_rate_falls_linearly_with_progress(done: int, left: float) -> N
 def test_learning_rate_stays_where_annealing_is_off() -> None:
     ppo = make_ppo(anneal_lr=False)
     for done in (0, 500, 1000):
-        metrics = ppo.learn(make_rollout(), Progress(done, 1000))
+        metrics = learnt_metrics(ppo, make_rollout(), Progress(done, 1000))
         assert metrics["losses/learning_rate"] == 1e-3
 
 
@@ -447,7 +447,7 @@ def test_learn_is_clip_grad_norm_and_adam_on_a_plain_copy(
     for seed in (1, 2):
         rollout, other = make_rollout(action, seed), make_rollout(action, seed)
         ppo.learn(rollout, START)
-        PPO(copy.deepcopy(copied), ppo.config).prepare(other)
+        PPO(copy.deepcopy(copied), ppo.config).prepare(other, START)
         for _ in range(ppo.config.update_epochs):
             epoch = other.iter_minibatches(ppo.config.num_minibatches, generator=order)
             norms += [plain_update(copied, optimizer, part, ppo.config) for part in epoch]
@@ -498,7 +498,7 @@ def test_gradient_step_leaves_frozen_parameters_alone() -> None:
 
 def test_learn_reports_the_explained_variance_of_the_rollout() -> None:
     ppo, rollout = make_ppo(), make_rollout()
-    metrics = ppo.learn(rollout, START)
+    metrics = learnt_metrics(ppo, rollout, START)
     returns, values = rollout.returns.double(), rollout.values.double()
     expected = 1 - float(np.var((returns - values).numpy()) / np.var(returns.numpy()))
     assert metrics["losses/explained_variance"] == pytest.approx(expected, abs=1e-5)
@@ -507,7 +507,7 @@ def test_learn_reports_the_explained_variance_of_the_rollout() -> None:
 
 def test_value_loss_falls_when_a_rollout_is_learnt_again_and_again() -> None:
     ppo, rollout = make_ppo(anneal_lr=False, learning_rate=1e-2, gamma=0.0), make_rollout()
-    history = [ppo.learn(rollout, START)["losses/value_loss"] for _ in range(15)]
+    history = [learnt_metrics(ppo, rollout, START)["losses/value_loss"] for _ in range(15)]
     assert history[-1] < 0.3 * history[0]
 
 
@@ -534,7 +534,7 @@ def test_what_invalid_rows_hold_changes_nothing() -> None:
             rollout.rewards[t, env] = garbage
             assert isinstance(rollout.obs, Tensor)
             rollout.obs[t, env] = garbage
-        metrics = ppo.learn(rollout, START)
+        metrics = learnt_metrics(ppo, rollout, START)
         learnt.append((parameters(ppo.module), metrics))
     torch.testing.assert_close(learnt[0][0], learnt[1][0], rtol=0, atol=1e-6)
     for name, value in learnt[0][1].items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
+from reference_runs import load_script, printed_twice
 from rl_training.contrib.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
 from rl_training.data.recurrent_rollout_buffer import RecurrentRolloutBuffer
 from rl_training.envs import VectorAdapter
@@ -38,12 +36,7 @@ SAME_LOSSES = {
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[SCRIPT.stem] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def test_imports_nothing_but_torch_gymnasium_numpy_and_the_standard_library() -> None:
@@ -54,26 +47,13 @@ def test_imports_nothing_but_torch_gymnasium_numpy_and_the_standard_library() ->
 
 
 def test_runs_alone_and_reports_returns_and_an_evaluation(tmp_path: Path) -> None:
-    command = [sys.executable, "-I", str(SCRIPT), "--total-timesteps", "256", "--seed", "3"]
-    command += ["--num-envs", "2", "--num-steps", "64", "--sequence-length", "16"]
-    command += ["--update-epochs", "2", "--eval-episodes", "2"]
-    runs = [
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        for _ in range(2)
-    ]
-    assert runs[0].returncode == 0, runs[0].stderr
-    lines = runs[0].stdout.splitlines()
+    flags = ["--total-timesteps", "256", "--seed", "3"]
+    flags += ["--num-envs", "2", "--num-steps", "64", "--sequence-length", "16"]
+    flags += ["--update-epochs", "2", "--eval-episodes", "2"]
+    lines = printed_twice(SCRIPT, flags, tmp_path)
     assert [line.split()[1] for line in lines[:-1]] == ["128", "256"]
     assert all("return" in line for line in lines[:-1])
     assert lines[-1].startswith("evaluation:")
-    assert not list(tmp_path.iterdir())
-
-    def without_speed(text: str) -> list[list[str]]:
-        return [
-            line.split()[:-2] if "steps/s" in line else line.split() for line in text.split("\n")
-        ]
-
-    assert without_speed(runs[0].stdout) == without_speed(runs[1].stdout)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +241,8 @@ def test_script_and_package_take_the_same_steps(
                 chosen = sequences[i::MINIBATCHES]
                 losses.append(script.ppo_update(agent, optimizer, batch, chosen, args))
 
-        metrics = ppo.learn(buffer, progress)
+        ppo.learn(buffer, progress)
+        metrics = ppo.pop_metrics()
         clipped += metrics["losses/clip_fraction"]
         for name, by_package in SAME_LOSSES.items():
             mean = float(torch.stack([loss[name] for loss in losses]).mean())

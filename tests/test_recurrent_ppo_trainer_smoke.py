@@ -16,13 +16,14 @@ from rl_training.checkpointing import load_checkpoint
 from rl_training.cli import main
 from rl_training.config import TrainConfig
 from rl_training.contrib import RecurrentPPO
+from rl_training.envs import VectorAdapter
 from rl_training.envs.wrappers import HideVelocities
 from rl_training.errors import ConfigError
 from rl_training.eval import evaluate_actor, make_eval_env
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, resume_training
+from rl_training.types import Progress
 from state_compare import assert_same_run
 from test_resume import StopAt
 
@@ -32,12 +33,12 @@ RECALL: dict[str, dict[str, Any]] = {
     "drqn": {
         "learning_starts": 256,
         "train_freq": 4,
-        "batch_size": 16,
+        "batch_sequences": 16,
         "buffer_size": 4000,
         "sequence_length": 8,
         "burn_in": 0,
         "lstm_size": 32,
-        "target_update_interval": 100,
+        "target_update_interval_steps": 100,
         "exploration_fraction": 0.4,
     },
 }
@@ -71,7 +72,7 @@ def test_without_memory_it_cannot_be_learnt(algo: str, make_config: MakeConfig) 
 
 
 @BOTH
-@pytest.mark.parametrize("vectorization", ["sync", "native"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("native", marks=pytest.mark.full)])
 def test_it_resumes_exactly_in_the_middle_of_an_episode(
     algo: str, vectorization: str, make_config: MakeConfig
 ) -> None:
@@ -83,7 +84,7 @@ def test_it_resumes_exactly_in_the_middle_of_an_episode(
     whole = ExperimentManager.setup(config).train()
     part = ExperimentManager.setup(config, callbacks=[StopAt(300)]).train()
     assert part.interrupted
-    memory = load_checkpoint(part.checkpoint_path)["training"]["actor"]["memory"]["state"]
+    memory = load_checkpoint(part.checkpoint_path)["training"]["source"]["actor"]["memory"]["state"]
     assert memory.abs().sum() > 0  # there is something to remember at the stop
     resume_training(part.run_dir)
     assert_same_run(whole.run_dir, part.run_dir)
@@ -95,13 +96,13 @@ def test_what_is_remembered_is_forgotten_where_environments_cannot_be_brought_ba
 ) -> None:
     result = ExperimentManager.setup(make_config(algo=algo)).train()
     trainer: Any = ExperimentManager.resume(result.run_dir)
-    assert trainer.collector.actor.memory.state.any()
+    assert trainer.source.actor.memory.state.any()
     trainer.close()
-    real = Collector.load_state_dict
-    monkeypatch.setattr(Collector, "load_state_dict", lambda *args: real(*args) and False)
+    real = VectorAdapter.load_state_dict
+    monkeypatch.setattr(VectorAdapter, "load_state_dict", lambda *args: (real(*args)[0], False))
     with pytest.warns(UserWarning, match="this resume is approximate"):
         trainer = ExperimentManager.resume(result.run_dir)
-    assert not trainer.collector.actor.memory.state.any()
+    assert not trainer.source.actor.memory.state.any()
     trainer.close()
 
 
@@ -111,15 +112,16 @@ def test_the_actor_forgets_where_episodes_end_and_nowhere_else(
 ) -> None:
     trainer: Any = ExperimentManager.setup(make_config(algo=algo, num_envs=4))
     states, cuts = [], []
-    real = trainer.collector.buffer.add
+    buffer = trainer.buffer if algo == "recurrent_ppo" else trainer.replay
+    real = buffer.add
 
     def add(obs: Any, action: Any, record: Any, step: Any) -> None:
         states.append(np.array(record["state"]))
         cuts.append(step.cut)
         real(obs, action, record, step)
 
-    trainer.collector.buffer.add = add
-    trainer.iterate(trainer_progress(trainer))
+    buffer.add = add
+    trainer.iterate(Progress(0, trainer.total))
     trainer.close()
     assert not states[0].any()
     seen = np.stack(cuts)
@@ -127,12 +129,6 @@ def test_the_actor_forgets_where_episodes_end_and_nowhere_else(
     for t in range(1, len(states)):
         for env in range(4):
             assert states[t][env].any() != seen[t - 1, env]
-
-
-def trainer_progress(trainer: Any) -> Any:
-    from rl_training.types import Progress
-
-    return Progress(0, trainer.total)
 
 
 @BOTH
@@ -229,7 +225,7 @@ def test_images_are_remembered_too(make_config: MakeConfig) -> None:
 
 def test_it_is_never_a_silent_variant_of_ppo(make_config: MakeConfig) -> None:
     assert rl_training.contrib.train_recurrent_ppo is train_recurrent_ppo
-    assert not hasattr(rl_training, "RecurrentPPO")
+    assert rl_training.RecurrentPPO is RecurrentPPO
     with pytest.raises(ConfigError, match="train_recurrent_ppo was given a config with algo: ppo"):
         train_recurrent_ppo(make_config(algo="ppo"))
     with pytest.raises(ConfigError, match="RecurrentPPO was given a config with algo: ppo"):

@@ -15,6 +15,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.types import Progress
 
+START = Progress(0, 1000)
 COEFFICIENTS: dict[str, Any] = {"clip_coef": 0.2, "ent_coef": 0.01, "vf_coef": 0.5}
 
 
@@ -93,8 +94,8 @@ def test_values_and_logprobs_of_a_rollout_are_those_of_acting(make_config: MakeC
     rollout, learner = trainer.buffer, trainer.learner
     assert isinstance(learner, RecurrentPPO)
     rollout.reset()
-    trainer.collector.collect(48, Progress(0, 1000))
-    learner.prepare(rollout)
+    trainer.source.collect(rollout, 48, START)
+    learner.prepare(rollout, START)
     model: Any = learner.model
     ends, noticed = 0, 0
     state = model.initial_state(3)
@@ -123,12 +124,12 @@ def test_one_environments_history_moves_no_other(make_config: MakeConfig) -> Non
     trainer: Any = ExperimentManager.setup(config)
     rollout, learner = trainer.buffer, trainer.learner
     rollout.reset()
-    trainer.collector.collect(64, Progress(0, 1000))
-    learner.prepare(rollout)
+    trainer.source.collect(rollout, 64, START)
+    learner.prepare(rollout, START)
     before = rollout.values.clone(), rollout.logprobs.clone(), rollout.advantages.clone()
     rollout.obs[:, 2] += 1.0
     rollout.states[0][2] += 1.0
-    learner.prepare(rollout)
+    learner.prepare(rollout, START)
     after = rollout.values, rollout.logprobs, rollout.advantages
     rest = [0, 1, 3]
     for was, now in zip(before, after, strict=True):

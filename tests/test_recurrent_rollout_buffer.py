@@ -132,9 +132,9 @@ def test_truncation_is_valued_with_the_state_from_before_the_reset() -> None:
     assert seen.obs[:, 0].tolist() == [151.0, 350.0]
     assert seen.state[:, 0].tolist() == [2100.0, 4000.0]
     # What follows the rollout starts afresh only where an episode ended with it.
-    standing = buffer.standing()
-    assert standing.state[:, 0].tolist() == [0.0, 4100.0]
-    assert standing.obs[:, 0].tolist() == [400.0, 401.0]
+    following = buffer.next_inputs()
+    assert following.state[:, 0].tolist() == [0.0, 4100.0]
+    assert following.obs[:, 0].tolist() == [400.0, 401.0]
 
 
 def test_what_a_model_says_finds_its_way_back() -> None:

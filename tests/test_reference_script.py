@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
+from reference_runs import load_script, printed_twice
 from rl_training.algorithms.ppo import PPO, PPOConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import MLPActorCritic
@@ -28,13 +27,7 @@ NUM_ENVS, NUM_STEPS, MINIBATCHES, EPOCHS, ITERATIONS = 4, 32, 4, 4, 3
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("ppo_cartpole_reference", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def imported_packages(source: str) -> set[str]:
@@ -58,25 +51,12 @@ def test_never_names_the_package() -> None:
 
 
 def test_runs_alone_and_reports_returns_and_an_evaluation(tmp_path: Path) -> None:
-    command = [sys.executable, "-I", str(SCRIPT), "--total-timesteps", "256", "--seed", "3"]
-    command += ["--num-envs", "2", "--num-steps", "64", "--eval-episodes", "2"]
-    runs = [
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        for _ in range(2)
-    ]
-    assert runs[0].returncode == 0, runs[0].stderr
-    lines = runs[0].stdout.splitlines()
+    flags = ["--total-timesteps", "256", "--seed", "3"]
+    flags += ["--num-envs", "2", "--num-steps", "64", "--eval-episodes", "2"]
+    lines = printed_twice(SCRIPT, flags, tmp_path)
     assert [line.split()[1] for line in lines[:-1]] == ["128", "256"]
     assert all("return" in line for line in lines[:-1])
     assert lines[-1].startswith("evaluation:")
-    assert not list(tmp_path.iterdir())
-
-    def without_speed(text: str) -> list[list[str]]:
-        return [
-            line.split()[:-2] if "steps/s" in line else line.split() for line in text.split("\n")
-        ]
-
-    assert without_speed(runs[0].stdout) == without_speed(runs[1].stdout)
 
 
 def test_refuses_minibatches_that_do_not_divide(script: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import MakeConfig
-from rl_training.checkpointing import find_checkpoint
+from rl_training.checkpointing import find_checkpoint, load_checkpoint, save_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.errors import CheckpointError
 from rl_training.experiment.manager import ExperimentManager
@@ -135,6 +135,24 @@ def test_every_algorithm_stops_and_resumes_exactly(
     part = ExperimentManager.setup(config, callbacks=[StopAt(300)]).train()
     assert part.interrupted
     assert part.metrics["global_step"] < 1024
+    resume_training(part.run_dir)
+    assert_same_run(whole.run_dir, part.run_dir)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "drqn"])
+def test_a_checkpoint_from_before_sources_resumes_exactly(
+    algo: str, make_config: MakeConfig
+) -> None:
+    """Actor and environments were two entries, ``actor`` and ``collector``."""
+    config = make_config(algo=algo, total_timesteps=1024)
+    whole = ExperimentManager.setup(config).train()
+    part = ExperimentManager.setup(config, callbacks=[StopAt(300)]).train()
+    assert part.interrupted
+    state = load_checkpoint(part.checkpoint_path)
+    source = state["training"].pop("source")
+    state["training"]["actor"] = source.pop("actor")
+    state["training"]["collector"] = source
+    save_checkpoint(part.checkpoint_path, state)
     resume_training(part.run_dir)
     assert_same_run(whole.run_dir, part.run_dir)
 

@@ -104,8 +104,8 @@ def test_a_diverged_loss_is_an_error(make_config: MakeConfig) -> None:
         train_ppo(make_config(), learning_rate=1e30, total_timesteps=4096, max_grad_norm=1e30)
 
 
-def test_log_interval_thins_the_rows_but_keeps_the_last(make_config: MakeConfig) -> None:
-    result = train_ppo(make_config(), total_timesteps=1280, log_interval=500, eval_episodes=0)
+def test_log_interval_steps_thins_the_rows_but_keeps_the_last(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config(), total_timesteps=1280, log_interval_steps=500, eval_episodes=0)
     steps = [row["step"] for row in metric_rows(result.run_dir) if "step" in row]
     assert steps == [512, 1024, 1280]
 

@@ -295,8 +295,8 @@ class Watch(Callback):
         self.run_dir = Path()
 
     def on_start(self, trainer: Trainer) -> None:
-        env: Any = trainer.env
-        vector = env.env
+        source: Any = trainer.source
+        vector = source.env.env
         assert isinstance(vector, WorkerVectorEnv)
         self.pids = worker_pids(vector)
         self.run_dir = trainer.run_dir
@@ -478,7 +478,7 @@ def test_workers_end_when_the_main_process_is_killed(
 def _essence(run_dir: Path) -> tuple[str, list[dict[str, float]]]:
     """All that a run is, but for the clock: its final state and its metrics."""
     state = load_checkpoint(run_dir / "checkpoints" / "last.pt")
-    kept = {key: state["training"][key] for key in ("actor", "collector", "metrics")}
+    kept = {key: state["training"][key] for key in ("source", "metrics")}
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     metrics = [
         {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows

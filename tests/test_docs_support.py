@@ -1,0 +1,63 @@
+"""The table of what each algorithm supports, in the documentation, is the registry's."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.registry import ALGORITHMS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "algorithms" / "index.md"
+
+
+def load_hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks = load_hooks()
+
+
+def rows() -> list[list[str]]:
+    """The cells of the table, without its head."""
+    _, _, *body = hooks.table_of_support().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+def test_the_page_of_algorithms_shows_the_table_once() -> None:
+    assert PAGE.read_text(encoding="utf-8").count("\n<!-- support -->\n") == 1
+    filled = hooks.fill(PAGE.read_text(encoding="utf-8"))
+    assert "<!-- support" not in filled
+    assert hooks.table_of_support() in filled
+
+
+def test_every_algorithm_has_one_row_that_links_to_its_page() -> None:
+    shown = [row[0] for row in rows()]
+    assert shown == [
+        f"[{entry.class_name_of(name)}]({name}.md)" for name, entry in ALGORITHMS.items()
+    ]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_row_holds_what_the_registry_declares(name: str) -> None:
+    declared = ALGORITHMS[name]
+    (row,) = (row for row in rows() if row[0].endswith(f"({name}.md)"))
+    _, actions, observations, memory, masks, accelerations = row
+    assert tuple(actions.split(", ")) == declared.actions
+    assert tuple(observations.split(", ")) == declared.observations
+    assert (memory == "yes", memory == "no") == (declared.memory, not declared.memory)
+    assert (masks == "yes", masks == "no") == (declared.masks, not declared.masks)
+    assert tuple(part.strip("`") for part in accelerations.split(", ")) == declared.accelerations
+
+
+def test_a_known_row_reads_as_expected() -> None:
+    (drqn,) = (row for row in rows() if row[0] == "[DRQN](drqn.md)")
+    assert drqn[1:] == ["Discrete", "vector", "yes", "no", "`eager`"]
