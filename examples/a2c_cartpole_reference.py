@@ -1,0 +1,224 @@
+"""The whole of A2C on CartPole-v1 in one file (Mnih et al. 2016, arXiv:1602.01783).
+
+    python examples/a2c_cartpole_reference.py --total-timesteps 500000 --seed 1
+
+Read it from the bottom: `main` alternates between a few steps of every environment and one update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import Tensor, nn
+from torch.distributions import Categorical
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the settings."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add, switch = parser.add_argument, argparse.BooleanOptionalAction
+    add("--total-timesteps", type=int, default=500_000, help="environment steps, all together")
+    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
+    add("--num-envs", type=int, default=8, help="environments stepped side by side")
+    add("--num-steps", type=int, default=5, help="steps of each environment per update")
+    add("--learning-rate", type=float, default=7e-4, help="RMSprop's step size at the start")
+    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--gamma", type=float, default=0.99, help="discount factor")
+    add("--ent-coef", type=float, default=0.0, help="weight of the entropy bonus")
+    add("--vf-coef", type=float, default=0.5, help="weight of the value loss")
+    add("--max-grad-norm", type=float, default=0.5, help="gradients are scaled down to this norm")
+    add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
+    return parser.parse_args(argv)
+
+
+class Agent(nn.Module):
+    """A policy over two actions and a value function, each a network of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Almost uniform at first: the policy's last layer is small.
+        self.actor = mlp(4, 2, output_gain=0.01)
+        self.critic = mlp(4, 1, output_gain=1.0)
+
+    def policy(self, obs: Tensor) -> Categorical:
+        """Return the distribution of the action in each row."""
+        return Categorical(logits=self.actor(obs))
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Return the value of each row."""
+        return self.critic(obs).squeeze(-1)  # type: ignore[no-any-return]
+
+
+def mlp(n_in: int, n_out: int, output_gain: float) -> nn.Sequential:
+    """Return two hidden layers of 64 with tanh; orthogonal weights, zero biases."""
+    layers = [nn.Linear(n_in, 64), nn.Linear(64, 64), nn.Linear(64, n_out)]
+    for layer, gain in zip(layers, (math.sqrt(2), math.sqrt(2), output_gain), strict=True):
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+
+def make_optimizer(agent: Agent, learning_rate: float) -> torch.optim.Optimizer:
+    """Return the paper's optimizer: RMSprop with decay 0.99, no momentum."""
+    return torch.optim.RMSprop(agent.parameters(), lr=learning_rate, alpha=0.99, eps=1e-5)
+
+
+class Rollout(NamedTuple):
+    """What happened, time first, environment second; ``next_obs`` follows the last step."""
+
+    obs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Tensor
+    """The last observation of each episode that ended: the reset hides it from ``obs``."""
+    next_obs: Tensor
+
+
+def make_envs(num_envs: int) -> SyncVectorEnv:
+    """Return CartPoles that are reset within the step that ends an episode."""
+    return SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+
+
+@torch.no_grad()
+def collect(envs: SyncVectorEnv, agent: Agent, obs: Array, num_steps: int) -> Rollout:
+    """Take ``num_steps`` steps in every environment, starting at ``obs``."""
+    dtype = next(agent.parameters()).dtype
+    steps: list[tuple[Array, ...]] = []
+    for _ in range(num_steps):
+        action = agent.policy(torch.as_tensor(obs, dtype=dtype)).sample().numpy()
+        next_obs, reward, terminated, truncated, infos = envs.step(action)
+        final_obs = np.zeros_like(obs)
+        for i in np.flatnonzero(terminated | truncated):
+            final_obs[i] = infos["final_obs"][i]
+        steps.append((obs, action, reward, terminated, truncated, final_obs))
+        obs = next_obs
+    stored = [torch.as_tensor(np.stack(column)) for column in zip(*steps, strict=True)]
+    floats = [x.to(dtype) if x.is_floating_point() else x for x in stored]
+    return Rollout._make([*floats, torch.as_tensor(obs, dtype=dtype)])
+
+
+@torch.no_grad()
+def compute_returns(agent: Agent, rollout: Rollout, gamma: float) -> Tensor:
+    """Return the discounted rewards up to the rollout's end, and the value of what follows it.
+
+    R_t = r_t + gamma R_{t+1}, where R_{t+1} is
+
+        0             where the episode terminated with the action at t,
+        V(final_obs)  where it was only truncated there, since it could have continued,
+        V(next_obs)   at the end of the rollout.
+    """
+    returns = torch.zeros_like(rollout.rewards)
+    following = agent.value(rollout.next_obs)
+    final_values = agent.value(rollout.final_obs)
+    for t in range(len(returns) - 1, -1, -1):
+        following = torch.where(rollout.truncated[t], final_values[t], following)
+        following = torch.where(rollout.terminated[t], 0.0, following)
+        following = rollout.rewards[t] + gamma * following
+        returns[t] = following
+    return returns
+
+
+def a2c_update(
+    agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, args: argparse.Namespace
+) -> dict[str, Tensor]:
+    """Take one gradient step on a whole rollout."""
+    returns = compute_returns(agent, rollout, args.gamma)
+    values = agent.value(rollout.obs)
+    advantages = (returns - values).detach()
+
+    # L = -E[ A log pi(a|s) ] + vf_coef E[ (V - R)^2 ] / 2 - ent_coef E[ H(pi) ]
+    policy = agent.policy(rollout.obs)
+    policy_loss = -(advantages * policy.log_prob(rollout.actions)).mean()
+    value_loss = 0.5 * ((values - returns) ** 2).mean()
+    entropy = policy.entropy().mean()
+
+    optimizer.zero_grad()
+    (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    return {name: loss.detach() for name, loss in losses.items()}
+
+
+@torch.no_grad()
+def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
+    """Return the returns of greedy episodes in an environment of its own."""
+    env = gym.make("CartPole-v1")
+    returns = []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=seed if episode == 0 else None)
+        total, over = 0.0, False
+        while not over:
+            action = agent.actor(torch.as_tensor(obs).unsqueeze(0)).argmax().item()
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total += float(reward)
+            over = terminated or truncated
+        returns.append(total)
+    env.close()
+    return returns
+
+
+def finished_returns(running: Array, rollout: Rollout) -> list[float]:
+    """Return the returns of the episodes that ended; ``running`` holds those of the open ones."""
+    finished = []
+    dones = (rollout.terminated | rollout.truncated).numpy()
+    for reward, done in zip(rollout.rewards.numpy(), dones, strict=True):
+        running += reward
+        finished += running[done].tolist()
+        running[done] = 0.0
+    return finished
+
+
+def main(argv: Sequence[str] | None = None) -> float:
+    """Train, report, and return the mean return of the final evaluation."""
+    args = parse_args(argv)
+    torch.set_num_threads(1)  # more threads make networks this small slower
+    torch.manual_seed(args.seed)
+    agent = Agent()
+    optimizer = make_optimizer(agent, args.learning_rate)
+    envs = make_envs(args.num_envs)
+    obs, _ = envs.reset(seed=args.seed)
+    running, recent = np.zeros(args.num_envs), deque[float](maxlen=100)
+
+    rows = args.num_envs * args.num_steps
+    iterations = math.ceil(args.total_timesteps / rows)
+    report_every = max(1, iterations // 50)
+    start = time.perf_counter()
+    for iteration in range(iterations):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / iterations)
+        rollout = collect(envs, agent, obs, args.num_steps)
+        obs = rollout.next_obs.numpy()
+        recent.extend(finished_returns(running, rollout))
+        losses = a2c_update(agent, optimizer, rollout, args)
+
+        if recent and (iteration % report_every == 0 or iteration == iterations - 1):
+            step, report = (iteration + 1) * rows, f"return {np.mean(recent):6.1f}"
+            report += "".join(f"  {name} {loss:8.4f}" for name, loss in losses.items())
+            print(f"step {step:7d}  {report}  {step / (time.perf_counter() - start):6.0f} steps/s")
+    envs.close()
+
+    returns = evaluate(agent, args.eval_episodes, seed=args.seed + 10_000)
+    print(
+        f"evaluation: {np.mean(returns):.1f} +- {np.std(returns):.1f} over {len(returns)} episodes"
+    )
+    return float(np.mean(returns))
+
+
+if __name__ == "__main__":
+    main()

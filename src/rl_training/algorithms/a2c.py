@@ -1,0 +1,109 @@
+"""Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783), synchronous.
+
+The paper's workers update shared weights asynchronously; here all environments are stepped
+together and their transitions make up one update, so that a run is deterministic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from rl_training._internal.coerce import require
+from rl_training.algorithms.masking import masked_mean
+from rl_training.algorithms.ppo import OnPolicyConfig, OnPolicyLearner
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.errors import Paused
+from rl_training.types import Progress, Run, StopRequest, never
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """A2C's settings; the defaults are Stable-Baselines3's."""
+
+    learning_rate: float = 7e-4
+    """Step size of the optimizer, at its highest."""
+    optimizer: Literal["adam", "adamw", "rmsprop", "radam"] = "rmsprop"
+    """Optimizer, as in torch.optim (RMSprop without momentum)."""
+    optimizer_betas: tuple[float, float] = (0.9, 0.99)
+    """Decay per update of the average gradient and of the average squared gradient; rmsprop uses
+    the second alone."""
+    num_steps: int = 5
+    """Steps each environment takes per rollout, which is one update."""
+    gae_lambda: float = 1.0
+    """Decay of generalised advantage estimation; 1: the return of the whole rollout, as in the
+    paper."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    norm_adv: bool = False
+    """Standardise advantages within each rollout."""
+
+    def check_run(self, run: Run) -> None:
+        """Refuse settings that do not fit the number of environments."""
+        super().check_run(run)
+        rows = run.num_envs * self.num_steps
+        require(
+            not self.norm_adv or rows > 1,
+            "algo_kwargs.norm_adv",
+            "false where a rollout is one transition (num_envs * num_steps = 1)",
+            self.norm_adv,
+        )
+
+
+def a2c_loss(batch: Mapping[str, Any], *, ent_coef: float, vf_coef: float) -> dict[str, Tensor]:
+    """The policy gradient, value and entropy losses of a rollout.
+
+    Mnih et al. 2016, arXiv:1602.01783, section 4 and algorithm S3. With advantage A, a constant:
+
+        policy_loss  = -mean( A logprobs )
+        value_loss   = mean( (new_values - returns)^2 ) / 2
+        entropy_loss = mean( entropy )
+        loss         = policy_loss + vf_coef value_loss - ent_coef entropy_loss
+
+    Rows are weighted by ``mask`` where there is one.
+    """
+    mask = batch.get("mask")
+    policy_loss = -masked_mean(batch["advantages"] * batch["logprobs"], mask)
+    value_loss = 0.5 * masked_mean((batch["new_values"] - batch["returns"]).square(), mask)
+    entropy_loss = masked_mean(batch["entropy"], mask)
+    return {
+        "loss": policy_loss + vf_coef * value_loss - ent_coef * entropy_loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy_loss": entropy_loss,
+    }
+
+
+class A2C(OnPolicyLearner):
+    """One gradient step per rollout, on all of it."""
+
+    config: A2CConfig
+
+    def learn(
+        self,
+        experience: RolloutBuffer,
+        progress: Progress,
+        stop: StopRequest = never,
+        *,
+        updates: int = 1,
+    ) -> int:
+        """Take one gradient step on a rollout, and return 1, whatever ``updates``.
+
+        ``progress`` is that of the run when the rollout began. Raises `Paused` where ``stop``
+        requests it before the step; the state before the call must then be restored.
+        """
+        del updates
+        self.prepare(experience, progress)
+        if stop():
+            raise Paused
+        self.update(experience.flat())
+        self.finish(experience)
+        return 1
+
+    def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return `a2c_loss` of the current model on stored data."""
+        full = self.evaluated(minibatch)
+        return a2c_loss(full, ent_coef=self.config.ent_coef, vf_coef=self.config.vf_coef)

@@ -1,0 +1,29 @@
+"""A2C on the shared runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from rl_training.algorithms.a2c import A2C, A2CConfig
+from rl_training.config import TrainConfig
+from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
+from rl_training.runtime.ppo_trainer import build_actor_critic
+from rl_training.runtime.setup import train_function
+from rl_training.types import ActionSpec, ObsSpec
+
+
+def build_a2c(
+    config: TrainConfig[A2CConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+) -> A2C:
+    """Return A2C and its model; weights are drawn from torch's global generator."""
+    model = build_actor_critic(config, obs_spec, action_spec).to(device)
+    return A2C(model, config.algo_kwargs, acceleration=config.acceleration)
+
+
+# It acts, and collects rollouts, as PPO does.
+SPEC = dataclasses.replace(PPO_SPEC, name="a2c", config=A2CConfig, build=build_a2c)
+
+
+train_a2c = train_function("a2c")
