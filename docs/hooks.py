@@ -5,10 +5,11 @@ Pages hold comments that nobody sees and this module replaces:
     <!-- knobs: ppo -->          the fields of an algorithm's config dataclass
     <!-- fields: TrainConfig --> those of another config dataclass
     <!-- config reference -->    all of them
-    <!-- results: ppo -->        what its presets reached: the zoo's results, or their own word
+    <!-- support -->             what each algorithm supports, from the registry
+    <!-- results: ppo -->        returns of its presets: the zoo's results, or figures in the preset
     <!-- benchmark: classic -->  the results of a benchmark against what was expected
     <!-- tasks -->               the means of all benchmarks, a column per algorithm
-    <!-- commands -->            the words of the command line and what they do
+    <!-- commands -->            the commands of the command line and what they do
     <!-- speed -->               the table of speeds in README.md
 
 A comment that is none of these is an error, so that a typo does not leave a gap.
@@ -36,7 +37,7 @@ from rl_training.config import (
     algo_config_type,
     config_from_mapping,
 )
-from rl_training.experiment.registry import ALGORITHMS
+from rl_training.registry import ALGORITHMS
 from rl_training.tools.zoo.manifest import Benchmark, benchmark_names, load_benchmark
 from rl_training.tools.zoo.results import PresetResult, kept_results
 
@@ -46,7 +47,7 @@ SHARED: dict[str, type[Any]] = {
     "AtariConfig": AtariConfig,
     "WrapperConfig": WrapperConfig,
 }
-_TOLD = ("rl_training", "python", "torch", "numpy", "gymnasium")
+_NAMED = ("rl_training", "python", "torch", "numpy", "gymnasium")
 """Packages named under results."""
 _MARK = re.compile(r"^<!-- *(.*?) *-->$", re.MULTILINE)
 
@@ -83,6 +84,7 @@ def _made(request: str) -> str:
         return table_of_benchmark(name)
     makers = {
         "config reference": config_reference,
+        "support": table_of_support,
         "commands": table_of_commands,
         "speed": table_of_speed,
         "tasks": figures_of_tasks,
@@ -124,7 +126,7 @@ def table_of_fields(kind: type[Any]) -> str:
 
 
 def field_docs(kind: type[Any]) -> dict[str, str]:
-    """The strings under the fields of a dataclass; a subclass has the last word."""
+    """The strings under the fields of a dataclass; those of a subclass replace its base's."""
     found: dict[str, str] = {}
     for cls in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(cls):
@@ -153,7 +155,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A default as YAML says it, short."""
+    """A default as it is written in YAML, short."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -190,16 +192,40 @@ def _either(names: list[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+# -- the registry ------------------------------------------------------------------------------
+
+
+def table_of_support() -> str:
+    """What every algorithm supports, a row each, with a link to its page in docs/algorithms/."""
+    rows = [["algorithm", "actions", "observations", "memory", "action masks", "acceleration"]]
+    for name, entry in ALGORITHMS.items():
+        rows.append(
+            [
+                f"[{entry.class_name_of(name)}]({name}.md)",
+                ", ".join(entry.actions),
+                ", ".join(entry.observations),
+                _yes_or_no(entry.memory),
+                _yes_or_no(entry.masks),
+                ", ".join(map(_code, entry.accelerations)),
+            ]
+        )
+    return _table(rows)
+
+
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
 # -- results -----------------------------------------------------------------------------------
 
 
 def table_of_results(algo: str) -> str:
-    """What the presets of an algorithm reached: from the zoo's result files, else by their word."""
+    """Returns of an algorithm's presets: from the zoo's result files, else from the preset."""
     measured = zoo_results()
     rows = [["preset", "steps", "seeds", "return", "minutes a run", "command"]]
     for path in sorted((ROOT / "configs" / algo).glob("*.yaml")):
         name = f"{algo}/{path.stem}"
-        rows.append(measured[name] if name in measured else _by_its_word(name, path))
+        rows.append(measured[name] if name in measured else _from_preset(name, path))
     return _table(rows)
 
 
@@ -247,7 +273,7 @@ def table_of_benchmark(name: str) -> str:
     expected = [f"- {_cell(source)}: {', '.join(presets)}" for source, presets in sources.items()]
     origins = []
     for origin in results.made_with:
-        versions = ", ".join(f"{k} {v}" for k, v in origin.versions.items() if k in _TOLD)
+        versions = ", ".join(f"{k} {v}" for k, v in origin.versions.items() if k in _NAMED)
         device = "" if origin.accelerator is None else f" and one {origin.accelerator}"
         origins.append(f"{origin.cpu_cores} CPU cores{device}, {versions}")
     return "\n".join(
@@ -307,17 +333,17 @@ def _short(steps: int) -> str:
 
 
 def _minutes(own: PresetResult) -> str:
-    told = [run.seconds for run in own.runs if run.seconds is not None]
-    return f"{statistics.mean(told) / 60:.1f}" if told else ""
+    timed = [run.seconds for run in own.runs if run.seconds is not None]
+    return f"{statistics.mean(timed) / 60:.1f}" if timed else ""
 
 
-def _by_its_word(name: str, path: Path) -> list[str]:
-    """What a preset says of itself: it was run to its end, or it was not."""
+def _from_preset(name: str, path: Path) -> list[str]:
+    """The figures in a preset, under 'verified' (run to its end) or 'partial' (not)."""
     preset = load_yaml_file(path)
     whole = preset.get("verified")
     seen = whole or preset.get("partial")
     if seen is None:
-        raise ValueError(f"docs: {path} says neither 'verified' nor 'partial'")
+        raise ValueError(f"docs: {path} has neither 'verified' nor 'partial'")
     steps = _number(seen["steps"])
     return [
         _code(name),
@@ -352,7 +378,7 @@ def table_of_commands() -> str:
 
 
 def table_of_speed() -> str:
-    """README's table of speeds against a peer: it stands in one place."""
+    """README's table of speeds against a peer, which is written in no other file."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("| work | ratio")), None)
     if start is None:
