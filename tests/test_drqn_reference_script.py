@@ -88,7 +88,7 @@ class Twins:
         **knobs: Any,
     ) -> None:
         self.script = load()
-        shared = {"gamma": GAMMA, "learning_rate": 3e-3, "batch_sequences": BATCH, **knobs}
+        shared = {"gamma": GAMMA, "learning_rate": 3e-3, "batch_size": BATCH, **knobs}
         shared |= {"lstm_size": SIZE, "sequence_length": LENGTH, "burn_in": BURN_IN}
         double = shared.pop("double", False)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in shared.items()]
@@ -96,6 +96,7 @@ class Twins:
         self.args = self.script.parse_args(flags)
         if (interval := shared.pop("target_update_interval", None)) is not None:
             shared["target_update_interval_steps"] = interval
+        shared["batch_sequences"] = shared.pop("batch_size")
         config = DRQNConfig(**shared, hidden_sizes=(WIDTH,), double=double)
 
         torch.manual_seed(0)

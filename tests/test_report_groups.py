@@ -30,3 +30,8 @@ def test_a_new_setting_with_several_values_does() -> None:
     after = [run(2, shards=1), run(3, shards=2)]
     assert sizes(*before, *after) == [1, 1, 1]
     assert sizes(run(1, rate=1), run(2, rate=2), run(3, rate=1)) == [1, 2]
+
+
+def test_keys_of_the_users_own_always_do() -> None:
+    assert sizes(run(1), run(2, **{"env_kwargs.gravity": -5.0})) == [1, 1]
+    assert sizes(run(1, env_kwargs={}), run(2, **{"env_kwargs.gravity": -5.0})) == [1, 1]

@@ -73,11 +73,18 @@ def _settings_of_some_versions(runs: Sequence[Run]) -> dict[str, set[str]]:
         algo: {
             key
             for key in {key for each in settings for key in each}
-            if len(having := [each[key] for each in settings if key in each]) < len(settings)
+            if _is_of_the_package(key)
+            and len(having := [each[key] for each in settings if key in each]) < len(settings)
             and all(value == having[0] for value in having)
         }
         for algo, settings in by_algo.items()
     }
+
+
+def _is_of_the_package(key: str) -> bool:
+    """Whether a setting's name is the package's own, not a key of the user's (``env_kwargs.x``)."""
+    owner, dot, _ = key.rpartition(".")
+    return owner == "algo_kwargs" or (not dot and key not in _TASK)
 
 
 def common_settings(groups: Sequence[Group]) -> dict[str, Any]:
