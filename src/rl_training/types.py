@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -116,14 +117,32 @@ class Remembered(NamedTuple):
     state: Any
 
 
+class OutsideSpaceError(ValueError):
+    """An observation contains a value that its space does not have."""
+
+    def __init__(self, message: str, row: int | None) -> None:
+        super().__init__(message)
+        self.row = row
+        """Row of the batch that contains it; None for a single observation."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and storage dtype of one array; images are stored channel first."""
+    """One array of an observation: how it is stored and how the environment returns it.
+
+    Images are stored channel first, values of Discrete and MultiDiscrete spaces as one-hot vectors.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     given: tuple[int, ...] = ()
-    """An image's shape as the environment gives it, where that is another; see `arranged`."""
+    """Shape as the environment returns it, where that is another; see `arranged`."""
+    nvec: tuple[int, ...] = ()
+    """Number of values of each component, where components are stored as one-hot vectors."""
+    start: tuple[int, ...] = ()
+    """Smallest value of each of these components."""
+    path: tuple[str | int, ...] = ()
+    """Keys and indices of this array in a nested observation; empty: its name is its key."""
 
     @property
     def is_image(self) -> bool:
@@ -133,20 +152,24 @@ class ArraySpec:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def given_shape(self) -> tuple[int, ...]:
         """Shape of one array as it comes from the environment."""
-        return self.given or self.shape
+        return self.given if self.nvec else self.given or self.shape
 
     def arranged(self, given: Any) -> Array:
-        """A view of what the environment gave, batched or not, in the shape of storage.
+        """Return what the environment returned, batched or not, in the shape of storage.
 
         (height, width) gets a channel; channels that come last go first; a stack of images,
-        (images, height, width, channels), becomes one image of all their channels.
+        (images, height, width, channels), becomes one image of all their channels; values of
+        Discrete and MultiDiscrete spaces become one-hot vectors, side by side. Raises
+        `OutsideSpaceError` for a value that such a space does not have.
         """
         array: Array = np.asarray(given)
+        if self.nvec:
+            return self._one_hot(array)
         if not self.given:
             return array
         batch = array.shape[: array.ndim - len(self.given)]
@@ -154,29 +177,79 @@ class ArraySpec:
             array = np.moveaxis(array, -1, -3)
         return array.reshape(*batch, *self.shape)
 
+    @functools.cached_property
+    def _components(self) -> tuple[Array, Array, Array]:
+        """Smallest and largest value of each component, and what turns a value into a position."""
+        counts, lowest = np.asarray(self.nvec, np.int64), np.asarray(self.start, np.int64)
+        return lowest, lowest + counts - 1, np.cumsum(counts) - counts - lowest
+
+    def _one_hot(self, array: Array) -> Array:
+        if array.dtype.kind not in "biuf":
+            raise OutsideSpaceError(f"is not numbers but of dtype {array.dtype}", None)
+        batch = array.shape[: array.ndim - len(self.given)]
+        given = array.reshape(*batch, len(self.nvec))
+        lowest, highest, offset = self._components
+        with np.errstate(invalid="ignore"):
+            values = given.astype(np.int64)
+        outside = (values != given) | (values < lowest) | (values > highest)
+        if outside.any():
+            *row, component = (int(i) for i in np.argwhere(outside)[0])
+            raise OutsideSpaceError(
+                f"contains {given[*row, component]}, and its space has the values"
+                f" {lowest[component]} to {highest[component]}",
+                row[0] if row else None,
+            )
+        hot = np.zeros((*batch, *self.shape), self.dtype)
+        np.put_along_axis(hot, values + offset, 1, axis=-1)
+        return hot
+
     def to_plain(self) -> list[Any]:
         """Plain values, for a checkpoint."""
-        plain = [list(self.shape), self.dtype]
+        plain: list[Any] = [list(self.shape), self.dtype]
+        if self.nvec or self.path:
+            return [*plain, *map(list, (self.given, self.nvec, self.start, self.path))]
         return [*plain, list(self.given)] if self.given else plain
 
     @staticmethod
     def from_plain(plain: Any) -> ArraySpec:
         """The inverse of :meth:`to_plain`; raises ValueError for anything else."""
-        shape, dtype, *given = plain
+        if not isinstance(plain, (list, tuple)) or len(plain) not in (2, 3, 6):
+            raise ValueError(f"{plain!r} does not describe an array of an observation")
+        fields: list[Any] = [*plain, (), (), (), ()]  # short forms leave the last ones out
+        shape, dtype, given, nvec, start, path = fields[:6]
         if not isinstance(dtype, str) or dtype not in ("float32", "uint8", "bool"):
             raise ValueError(f"observations are not stored as {dtype!r}")
-        return ArraySpec(_counts(shape), dtype, *(_counts(one) for one in given))
+        spec = ArraySpec(
+            _counts(shape), dtype, _counts(given), _counts(nvec), _integers(start), _path(path)
+        )
+        spec._check_sizes()
+        return spec
+
+    def _check_sizes(self) -> None:
+        """Raise ValueError where the fields contradict each other."""
+        if self.nvec:
+            components = math.prod(self.given)
+            fits = self.shape == (sum(self.nvec),) and self.dtype == "float32"
+            fits = fits and len(self.nvec) == len(self.start) == components and 0 not in self.nvec
+        else:
+            fits = not self.start and (not self.given or math.prod(self.given) == self.size)
+        if not fits:
+            raise ValueError(f"the sizes of {self} do not fit each other")
 
 
 @dataclasses.dataclass(frozen=True)
 class ObsSpec:
-    """One environment's observation: a single array (key ``""``) or a dict of arrays."""
+    """One environment's observation: a single array (key ``""``) or a dict of arrays.
+
+    A nested observation is stored as a flat dict; the names of its arrays are their paths, joined
+    by dots.
+    """
 
     leaves: Mapping[str, ArraySpec]
 
     @property
     def is_dict(self) -> bool:
-        """Whether an observation is a dict."""
+        """Whether an observation is stored as a dict."""
         return "" not in self.leaves
 
     @property
@@ -200,24 +273,61 @@ class ObsSpec:
             return {key: leaf.shape for key, leaf in self.leaves.items()}
         return self.leaves[""].shape
 
+    def path(self, name: str) -> tuple[str | int, ...]:
+        """Return the keys and indices that lead to an array in the environment's observation."""
+        return self.leaves[name].path or ((name,) if name else ())
+
+    def parts(self, obs: Any) -> dict[str, Any]:
+        """Return the arrays of an observation by name, as the environment returned them."""
+        return {name: functools.reduce(_entry, self.path(name), obs) for name in self.leaves}
+
     def cast(self, obs: Any) -> Obs:
-        """A fresh copy of ``obs`` in the dtypes and shapes of storage."""
-        if self.is_dict:
-            return {k: _cast(obs[k], leaf) for k, leaf in self.leaves.items()}
-        return _cast(obs, self.leaves[""])
+        """A fresh copy of ``obs``, batched or not, in the dtypes and shapes of storage.
+
+        Raises `OutsideSpaceError` where a Discrete or MultiDiscrete value is outside its space.
+        """
+        return self.stored(self.parts(obs)) if self.is_dict else _cast(obs, self.leaves[""], "")
+
+    def stored(self, parts: Mapping[str, Any]) -> Obs:
+        """Return the arrays that :meth:`parts` returned in the dtypes and shapes of storage."""
+        if not self.is_dict:
+            return _cast(parts[""], self.leaves[""], "")
+        return {name: _cast(parts[name], leaf, name) for name, leaf in self.leaves.items()}
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
         return {k: leaf.to_plain() for k, leaf in self.leaves.items()}
 
     @staticmethod
-    def from_plain(plain: Mapping[str, Any]) -> ObsSpec:
-        """The inverse of :meth:`to_plain`."""
-        return ObsSpec({k: ArraySpec.from_plain(leaf) for k, leaf in plain.items()})
+    def from_plain(plain: Any) -> ObsSpec:
+        """The inverse of :meth:`to_plain`; raises ValueError for anything else."""
+        if not isinstance(plain, Mapping) or not all(isinstance(name, str) for name in plain):
+            raise ValueError("an observation is described by the names of its arrays")
+        spec = ObsSpec({name: ArraySpec.from_plain(leaf) for name, leaf in plain.items()})
+        if not spec.encoded or (not spec.is_dict and len(spec.leaves) > 1):
+            raise ValueError(f"{list(spec.leaves)} are not the arrays of an observation")
+        for name, leaf in spec.leaves.items():
+            if leaf.path and leaf_name(leaf.path) != name:
+                raise ValueError(f"the array {name!r} of an observation has the path {leaf.path}")
+        return spec
 
 
-def _cast(array: Any, leaf: ArraySpec) -> Array:
-    return np.array(leaf.arranged(array), dtype=leaf.dtype, order="C")
+def leaf_name(path: Iterable[str | int]) -> str:
+    """Return the name of an array of a nested observation."""
+    return ".".join(map(str, path))
+
+
+def _entry(obs: Any, key: str | int) -> Any:
+    return obs[key]
+
+
+def _cast(array: Any, leaf: ArraySpec, name: str) -> Array:
+    try:
+        arranged = leaf.arranged(array)
+    except OutsideSpaceError as error:
+        named = f"observation[{name!r}]" if name else "the observation"
+        raise OutsideSpaceError(f"{named} {error}", error.row) from None
+    return np.array(arranged, dtype=leaf.dtype, order="C")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,4 +425,18 @@ class ActionSpec:
 def _counts(value: Any) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or not all(type(n) is int and n >= 0 for n in value):
         raise ValueError(f"{value!r} is not a list of counts")
+    return tuple(value)
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or not all(
+        type(n) is int and -(2**63) <= n < 2**63 for n in value
+    ):
+        raise ValueError(f"{value!r} is not a list of integers")
+    return tuple(value)
+
+
+def _path(value: Any) -> tuple[str | int, ...]:
+    if not isinstance(value, (list, tuple)) or not all(type(key) in (str, int) for key in value):
+        raise ValueError(f"{value!r} is not a list of keys and indices")
     return tuple(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rl_training.envs.episodes import Restored
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.seeding import stream_seed
-from rl_training.types import ACTION_MASK, Array, Episode, Obs, VectorStep
+from rl_training.types import ACTION_MASK, Array, Episode, Obs, OutsideSpaceError, VectorStep
 
 _NATIVE_STATE: dict[type, tuple[str, ...]] = {CartPoleVectorEnv: ("state", "steps", "prev_done")}
 """Native vectors whose state is these arrays and their random generator."""
@@ -35,7 +36,7 @@ class VectorAdapter:
         self.frame_stack = int(env.metadata.get("rl_training/frame_stack", 1))
         """Images that an observation stacks: each shows again all but the oldest of the last."""
         self._counts_games = bool(env.metadata.get("rl_training/whole_games", False))
-        self._cast = self.obs_spec.cast
+        self._cast: Callable[[Any], Obs] = self._stored
         if env.metadata.get("rl_training/fresh_observations", False):
             self._cast = lambda obs: obs
         self._seed = seed
@@ -58,6 +59,11 @@ class VectorAdapter:
     def episode_lengths(self) -> Array:
         """Steps so far of each environment's current episode."""
         return self._lengths.copy()
+
+    @property
+    def episode_returns(self) -> Array:
+        """Rewards so far of each environment's current episode, summed."""
+        return self._returns.copy()
 
     def reset(self) -> Obs:
         """Begin the first episode of every environment."""
@@ -155,6 +161,16 @@ class VectorAdapter:
         )
         return games + self._episodes(cut_short)
 
+    def _stored(self, obs: Any, env: int | None = None) -> Obs:
+        """Observations in the form of storage; with ``env``, the one of that environment."""
+        try:
+            return self.obs_spec.cast(obs)
+        except OutsideSpaceError as error:
+            index = error.row if env is None else env
+            raise EnvironmentFailure(
+                f"environment {index} returned an observation outside its space: {error}"
+            ) from None
+
     def _check_choice(self, obs: Obs, acting: Array) -> None:
         """An environment whose action counts must leave something to choose."""
         if isinstance(obs, dict) and ACTION_MASK in obs:
@@ -174,7 +190,7 @@ class VectorAdapter:
             return self._cast(raw), obs
         final_obs = tree_map(np.copy, obs)
         for i in np.flatnonzero(done):
-            row = self.obs_spec.cast(info["final_obs"][i])
+            row = self._stored(info["final_obs"][i], int(i))
             tree_map(lambda leaf, one, i=i: leaf.__setitem__(i, one), final_obs, row)
         return obs, final_obs
 
@@ -242,7 +258,7 @@ class VectorAdapter:
             exact = exact and one.exact
             if one.obs is None:  # the environment restores a state of its own and shows nothing
                 continue
-            pairs = zip(tree_leaves(obs), tree_leaves(self.obs_spec.cast(one.obs)), strict=True)
+            pairs = zip(tree_leaves(obs), tree_leaves(self._stored(one.obs, i)), strict=True)
             for leaf, seen in pairs:
                 exact = exact and np.array_equal(leaf[i], seen, equal_nan=seen.dtype.kind == "f")
                 leaf[i] = seen

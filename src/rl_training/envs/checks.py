@@ -31,10 +31,13 @@ class ArrayForm(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def check(self, value: Any) -> None:
-        """Raise `WrongResult` unless ``value`` fits."""
+    def fitted(self, value: Any) -> Any:
+        """Return ``value``, converted to the dtype where a vector would refuse it as it is.
+
+        Raises `WrongResult` unless it fits.
+        """
         if type(value) is np.ndarray and value.shape == self.shape and value.dtype is self.dtype:
-            return
+            return value
         try:
             array: Array = np.asarray(value)
         except Exception:  # noqa: BLE001 - a ragged list, or an object that cannot be converted
@@ -50,46 +53,55 @@ class ArrayForm(NamedTuple):
                     f"{self._expected()}; got {described(value)}, and {array[changed].flat[0]}"
                     f" cannot be stored as {self.dtype}"
                 )
+        can_be_stored = np.can_cast(array.dtype, self.dtype, "same_kind")
+        return value if can_be_stored else array.astype(self.dtype)
 
     def _expected(self) -> str:
         return f"{self.name} must be an array of shape {self.shape}, dtype {self.dtype}"
 
 
 class ObsForm:
-    """What the observations of one space look like; spaces that are not learnt from pass."""
+    """What the observations of one space look like, nested ones too."""
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], name: str = "the observation") -> None:
         self.float_shape: tuple[int, ...] | None = None
         """Shape of an observation that is one array of floats: an array of it needs no check."""
+        self._name = name
         self._single: ArrayForm | None = None
-        self._leaves: dict[str, ArrayForm] | None = None
+        self._entries: dict[Any, ObsForm] = {}
+        self._is_tuple = isinstance(space, spaces.Tuple)
         if isinstance(space, _ARRAY_SPACES):
-            self._single = _form_of("the observation", space)
+            self._single = _form_of(name, space)
             if self._single.dtype.kind == "f":
                 self.float_shape = self._single.shape
-        elif isinstance(space, spaces.Dict):
-            self._leaves = {
-                key: _form_of(f"observation[{key!r}]", leaf)
-                for key, leaf in space.spaces.items()
-                if isinstance(leaf, _ARRAY_SPACES)
-            }
+        elif isinstance(space, (spaces.Dict, spaces.Tuple)):
+            inner = name.removeprefix("the ")
+            entries = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+            self._entries = {key: ObsForm(entry, f"{inner}[{key!r}]") for key, entry in entries}
 
-    def check(self, obs: Any) -> None:
-        """Raise `WrongResult` unless ``obs`` fits the space."""
+    def fitted(self, obs: Any) -> Any:
+        """Return ``obs`` in dtypes that a vector can store; raise `WrongResult` unless it fits."""
         if self._single is not None:
-            self._single.check(obs)
-        elif self._leaves is not None:
-            self._check_leaves(obs, self._leaves)
+            return self._single.fitted(obs)
+        if self._is_tuple:
+            return self._fitted_tuple(obs)
+        return self._fitted_dict(obs) if self._entries else obs
 
-    def _check_leaves(self, obs: Any, leaves: Mapping[str, ArrayForm]) -> None:
+    def _fitted_tuple(self, obs: Any) -> Any:
+        if not isinstance(obs, (tuple, list)) or len(obs) != len(self._entries):
+            wanted = f"a tuple of {len(self._entries)}"
+            raise WrongResult(f"{self._name} must be {wanted}; got {described(obs)}")
+        return tuple(form.fitted(obs[i]) for i, form in self._entries.items())
+
+    def _fitted_dict(self, obs: Any) -> Any:
         if not isinstance(obs, Mapping):
-            wanted = f"a dict with the keys {', '.join(map(repr, leaves))}"
-            raise WrongResult(f"the observation must be {wanted}; got {described(obs)}")
-        for key, form in leaves.items():
+            wanted = f"a dict with the keys {', '.join(map(repr, self._entries))}"
+            raise WrongResult(f"{self._name} must be {wanted}; got {described(obs)}")
+        for key in self._entries:
             if key not in obs:
                 present = ", ".join(map(repr, obs)) or "none"
-                raise WrongResult(f"the observation has no key {key!r}; its keys: {present}")
-            form.check(obs[key])
+                raise WrongResult(f"{self._name} has no key {key!r}; its keys: {present}")
+        return {key: form.fitted(obs[key]) for key, form in self._entries.items()}
 
 
 def _form_of(name: str, space: spaces.Space[Any]) -> ArrayForm:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rl_training.envs import checks
+from rl_training.envs.given import release
 from rl_training.errors import EnvironmentFailure, UserError
 from rl_training.seeding import stream_seed
 from rl_training.types import Array
@@ -109,7 +110,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         try:
             result = self.env.reset(seed=self._episode_seed(), options=options)
             obs, info = checks.unpacked_reset(result)
-            self._form.check(obs)
+            obs = self._form.fitted(obs)
         except (EnvironmentFailure, UserError):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an environment raises
@@ -138,7 +139,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             result = self._step(action)
             obs, reward, terminated, truncated, info = result
             if type(obs) is not _ndarray or obs.shape != self._float_shape:
-                self._form.check(obs)
+                obs = self._form.fitted(obs)
             if not isinstance(reward, float):
                 reward = checks.number(reward)
             if type(info) is not dict:
@@ -180,6 +181,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
     def close(self) -> None:
         """Close the environment."""
+        release(self.env)
         try:
             super().close()
         except (EnvironmentFailure, UserError):

@@ -12,7 +12,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from rl_training.envs import checks
+from rl_training.envs import checks, spaces
 from rl_training.envs.atari import (
     AtariGame,
     atari_kwargs,
@@ -20,6 +20,7 @@ from rl_training.envs.atari import (
     silence_greeting,
 )
 from rl_training.envs.episodes import SeededEpisodes
+from rl_training.envs.given import claim
 from rl_training.envs.native_atari import NativeAtari
 from rl_training.envs.sync import FastSyncVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
@@ -71,7 +72,13 @@ class EnvRecipe:
             raise
         except (Exception, SystemExit) as error:
             raise checks.failure(index, "failed in its constructor", error) from error
-        return SeededEpisodes(env, self.seed, index, self.max_recorded_steps)
+        episodes = SeededEpisodes(env, self.seed, index, self.max_recorded_steps)
+        try:
+            spaces.observed(env.observation_space)  # a vector could not even store some spaces
+        except ConfigError:
+            episodes.close()
+            raise
+        return episodes
 
     def _make_wrapped(self) -> gym.Env[Any, Any]:
         if isinstance(self.source, EnvSpec) and "game" in self.source.kwargs:
@@ -82,6 +89,7 @@ class EnvRecipe:
                 raise ConfigError(
                     f"'env_fn' must return a gymnasium.Env; got {checks.described(env)}"
                 )
+            claim(env)
         elif self.atari is None:
             env = _gym_make(self.source, self.env_kwargs)
         else:

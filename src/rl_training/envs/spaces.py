@@ -2,39 +2,103 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, cast
+
 import numpy as np
 from gymnasium import spaces
 
 from rl_training.errors import ConfigError
-from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec
+from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec, leaf_name
+
+_Path = tuple[str | int, ...]
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def obs_spec(space: spaces.Space[object], action: ActionSpec) -> ObsSpec:
-    """Describe an observation space: Box, or Dict of Box (with an optional action mask)."""
-    if isinstance(space, spaces.Box):
-        return ObsSpec({"": _box_leaf(space)})
-    if isinstance(space, spaces.Dict):
-        leaves = {}
-        for key, leaf in space.spaces.items():
-            if key == ACTION_MASK:
-                leaves[key] = _mask_leaf(leaf, action)
-            elif isinstance(leaf, spaces.Box):
-                leaves[key] = _box_leaf(leaf)
-            else:
-                raise _refused(space, f"its entry {key!r} is {leaf}")
-        if not any(key != ACTION_MASK for key in leaves):
-            raise _refused(space, "it holds nothing to observe")
-        return ObsSpec(leaves)
-    raise _refused(space, "")
+def obs_spec(space: spaces.Space[Any], action: ActionSpec) -> ObsSpec:
+    """Describe an observation space, whose arrays may be nested in Dict and Tuple spaces.
+
+    A Dict may contain an action mask. Raises `ConfigError` for what is not supported.
+    """
+    leaves: dict[str, ArraySpec] = {}
+    for path, leaf in observed(space):
+        name = leaf_name(path)
+        if path == (ACTION_MASK,):
+            leaves[name] = _mask_leaf(leaf, action)
+            continue
+        if ACTION_MASK in path:
+            raise _refused(space, f"{name!r}: an action mask must be one array at the top level")
+        if name in leaves or (path and not name):
+            raise _refused(space, f"it has no unique name for its entry {list(path)}")
+        leaves[name] = dataclasses.replace(_array(leaf), path=() if path in ((name,), ()) else path)
+    if not any(key != ACTION_MASK for key in leaves):
+        raise _refused(space, "it contains nothing to observe")
+    return ObsSpec(leaves)
 
 
-def _refused(space: spaces.Space[object], why: str) -> ConfigError:
-    reason = f" ({why})" if why else ""
-    return ConfigError(
-        f"observation space {space} is not supported{reason}: Box and Dict of Box are. "
-        "A wrapper can convert it, for instance "
-        "wrappers: ['gymnasium.wrappers:FlattenObservation']"
-    )
+def observed(space: spaces.Space[Any]) -> list[tuple[_Path, spaces.Space[Any]]]:
+    """Return the spaces of the arrays in an observation, each with its keys and indices.
+
+    Raises `ConfigError` for spaces that no algorithm can learn from.
+    """
+    found = list(_leaves(space, ()))
+    for path, leaf in found:
+        if not isinstance(leaf, _ARRAYS):
+            raise _not_an_array(space, path, leaf)
+        if not all(isinstance(key, (str, int)) for key in path):
+            raise _refused(space, f"a key of {list(path)} is neither text nor a number")
+    return found
+
+
+def _leaves(space: spaces.Space[Any], path: _Path) -> Iterator[tuple[_Path, spaces.Space[Any]]]:
+    entries = _entries(space)
+    if not entries:  # an array, or what cannot be learnt from, such as an empty Dict
+        yield path, space
+    for key, entry in entries.items():
+        yield from _leaves(entry, (*path, key))
+
+
+def _entries(space: spaces.Space[Any]) -> dict[str | int, spaces.Space[Any]]:
+    if isinstance(space, spaces.Tuple):
+        return dict(enumerate(space.spaces))
+    return {key: space[key] for key in space} if isinstance(space, spaces.Dict) else {}
+
+
+def _refused(space: spaces.Space[Any], why: str, hint: str = "") -> ConfigError:
+    return ConfigError(f"observation space {space} is not supported ({why}){hint}")
+
+
+def _not_an_array(space: spaces.Space[Any], path: _Path, leaf: spaces.Space[Any]) -> ConfigError:
+    """The refusal of a text, a graph or another space whose values are not arrays."""
+    if isinstance(leaf, (spaces.Dict, spaces.Tuple)):
+        return _refused(space, f"{_named(path)} contains nothing to observe")
+    kept = [
+        key
+        for key, entry in _entries(space).items()
+        if all(isinstance(one, _ARRAYS) for _, one in _leaves(entry, ()))
+    ]
+    why = f"{_named(path)} is {type(leaf).__name__}, which is not an array of numbers"
+    if not kept or kept == [ACTION_MASK]:
+        return _refused(space, why, ": convert it with a wrapper (gymnasium.ObservationWrapper)")
+    wrapper = f"{{path: 'gymnasium.wrappers:FilterObservation', kwargs: {{filter_keys: {kept}}}}}"
+    return _refused(space, why, f". To leave it out, set wrappers: [{wrapper}]")
+
+
+def _named(path: _Path) -> str:
+    return f"its entry {leaf_name(path)!r}" if path else "it"
+
+
+def _array(space: spaces.Space[Any]) -> ArraySpec:
+    """How one array of an observation is stored."""
+    if isinstance(space, spaces.Discrete):
+        return ArraySpec((int(space.n),), "float32", (), (int(space.n),), (int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, start = (tuple(int(n) for n in v.reshape(-1)) for v in (space.nvec, space.start))
+        return ArraySpec((sum(nvec),), "float32", tuple(space.shape), nvec, start)
+    if isinstance(space, spaces.MultiBinary):
+        return ArraySpec(tuple(space.shape), "float32")
+    return _box_leaf(cast("spaces.Box", space))
 
 
 def _box_leaf(space: spaces.Box) -> ArraySpec:
@@ -60,7 +124,7 @@ def _image_leaf(shape: tuple[int, ...]) -> ArraySpec:
     return ArraySpec(stored, "uint8", given=() if stored == shape else shape)
 
 
-def _mask_leaf(space: spaces.Space[object], action: ActionSpec) -> ArraySpec:
+def _mask_leaf(space: spaces.Space[Any], action: ActionSpec) -> ArraySpec:
     if action.kind not in ("discrete", "multi_discrete"):
         raise ConfigError(
             f"'{ACTION_MASK}' goes with Discrete and MultiDiscrete actions, not {action.kind}"
@@ -71,7 +135,7 @@ def _mask_leaf(space: spaces.Space[object], action: ActionSpec) -> ArraySpec:
     return ArraySpec(wanted, "bool")
 
 
-def action_spec(space: spaces.Space[object]) -> ActionSpec:
+def action_spec(space: spaces.Space[Any]) -> ActionSpec:
     """Describe an action space: Discrete, Box, MultiDiscrete or MultiBinary."""
     dtype = str(space.dtype)
     if isinstance(space, spaces.Discrete):

@@ -81,7 +81,7 @@ class PolicyPlayer:
 
     def act(self, obs: Any) -> Any:
         """A batch of one."""
-        batch = self._policy.obs_spec.cast(tree_map(lambda leaf: np.asarray(leaf)[None], obs))
+        batch = tree_map(lambda leaf: leaf[None], self._policy.obs_spec.cast(obs))
         action, _ = self._actor.act(batch, Progress(1, 1))
         return self._policy.action_spec.to_env(action)[0]
 
