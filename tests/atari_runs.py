@@ -44,9 +44,9 @@ def assert_policy_works(result: TrainResult) -> None:
     """A checkpoint alone predicts, is evaluated on whole games and goes on."""
     policy = load_policy(result.run_dir)
     frames = np.random.default_rng(0).integers(0, 256, (5, 4, 84, 84), dtype=np.uint8)
-    batch = policy.predict(frames)
+    batch = policy.act(frames)
     assert batch.shape == (5,)
-    assert [int(policy.predict(frame)) for frame in frames] == batch.tolist()
+    assert [int(policy.act(frame)) for frame in frames] == batch.tolist()
     played = evaluate_checkpoint(result.run_dir, 3, seed=4)
     assert played.lengths == (40, 40, 40), "whole games, each of max_frames"
     assert played == evaluate_checkpoint(result.run_dir, 3, seed=4)

@@ -119,4 +119,4 @@ def test_the_managed_class_learns_and_predicts(make_config: MakeConfig) -> None:
     result = model.learn()
     obs = np.zeros((3, 4), np.float32)
     again = A2C.load(result.run_dir)
-    assert np.array_equal(model.predict(obs), again.predict(obs))
+    assert np.array_equal(model.act(obs), again.act(obs))

@@ -43,12 +43,12 @@ def test_a_loaded_policy_acts_as_the_trained_one_did(make_config: MakeConfig) ->
     actor = trainer.spec.eval_actor(trainer.algorithm, trainer.device, None)
     action, _ = actor.act(obs, Progress(1, 1))
     expected = trainer.source.info.action_spec.to_env(action)
-    assert np.array_equal(policy.predict(obs), expected)
+    assert np.array_equal(policy.act(obs), expected)
     # One row and five go through other matrix kernels: equal up to rounding.
-    assert np.allclose(policy.predict(obs[0]), expected[0], atol=1e-6)
+    assert np.allclose(policy.act(obs[0]), expected[0], atol=1e-6)
     space = gym.make("Pendulum-v1").action_space
-    assert space.contains(policy.predict(obs[0]))
-    assert space.contains(policy.predict(obs[0], deterministic=False))
+    assert space.contains(policy.act(obs[0]))
+    assert space.contains(policy.act(obs[0], deterministic=False))
 
 
 def test_normalisation_is_frozen_in_evaluation_and_prediction(make_config: MakeConfig) -> None:
@@ -56,7 +56,7 @@ def test_normalisation_is_frozen_in_evaluation_and_prediction(make_config: MakeC
     policy = load_policy(result.run_dir)
     before = {k: v.clone() for k, v in policy.algorithm.module.state_dict().items()}
     assert float(before["norm.leaf0.count"]) == 512
-    policy.predict(np.ones((4, 4), np.float32))
+    policy.act(np.ones((4, 4), np.float32))
     policy.evaluate(2)
     after = policy.algorithm.module.state_dict()
     assert all(bool((after[k] == v).all()) for k, v in before.items())
@@ -146,7 +146,7 @@ def test_a_policy_trained_on_another_device_loads_here(make_config: MakeConfig) 
     save_checkpoint(path, state)
     with pytest.raises(ConfigError, match="device: mps"):
         PPO.load(path)
-    assert PPO.load(path, device="cpu").predict(np.zeros(4)) in (0, 1)
+    assert PPO.load(path, device="cpu").act(np.zeros(4)) in (0, 1)
     trainer = ExperimentManager.resume(path, device="cpu", total_timesteps=640)
     assert trainer.train().metrics["global_step"] == 640
 

@@ -44,7 +44,7 @@ def test_trains_resumes_and_loads_on_the_cpu(
     assert longer.metrics["global_step"] >= 1024
     obs = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     here, there = (load_policy(result.run_dir, device=d) for d in ("cpu", "cuda"))
-    assert np.array_equal(here.predict(obs), there.predict(obs))
+    assert np.array_equal(here.act(obs), there.act(obs))
     if acceleration == "cudagraph":
         with pytest.raises(ConfigError, match="choose another acceleration"):
             resume_training(result.run_dir, total_timesteps=1280, device="cpu")
@@ -80,7 +80,7 @@ def test_off_policy_runs_in_graphs_and_resumes_on_the_cpu(
     assert longer.metrics["global_step"] >= 1024
     obs = np.random.default_rng(0).normal(size=(6, 4 if algo == "dqn" else 3)).astype(np.float32)
     here, there = (load_policy(result.run_dir, device=d) for d in ("cpu", "cuda"))
-    np.testing.assert_allclose(here.predict(obs), there.predict(obs), atol=1e-5)
+    np.testing.assert_allclose(here.act(obs), there.act(obs), atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:resume of this run will be approximate")
@@ -125,7 +125,7 @@ def test_atari_trains_and_its_policy_moves_to_the_cpu(
     assert longer.metrics["global_step"] == 320
     frames = np.random.default_rng(0).integers(0, 256, (6, 4, 84, 84), dtype=np.uint8)
     here, there = (load_policy(result.run_dir, device=d) for d in ("cpu", "cuda"))
-    same = here.predict(frames) == there.predict(frames)
+    same = here.act(frames) == there.act(frames)
     assert same.all() if precision == "float32" else same.mean() >= 0.5
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

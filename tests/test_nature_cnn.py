@@ -191,11 +191,11 @@ def test_any_image_environment_is_learnt_saved_and_resumed(
     env = Corridor()
     for _ in range(10):
         obs, _ = env.reset()
-        assert policy.predict(obs) == env.side, "predict takes what the environment gives"
+        assert policy.act(obs) == env.side, "predict takes what the environment gives"
     spec = load_checkpoint(result.checkpoint_path)["obs_spec"]
     assert spec["view"] == [[3, 40, 44], "uint8", [40, 44, 3]]
     with pytest.raises(ConfigError, match=r"view has shape \(3, 40, 44\); expected \(40, 44, 3\)"):
-        policy.predict({"view": np.zeros((3, 40, 44), np.uint8), "step": np.ones(1)})
+        policy.act({"view": np.zeros((3, 40, 44), np.uint8), "step": np.ones(1)})
     longer = resume_training(result.run_dir, total_timesteps=896, env_fn=Corridor)
     assert longer.metrics["global_step"] == 896
 

@@ -102,10 +102,10 @@ def test_it_predicts_saves_and_loads(make_config: MakeConfig, tmp_path: Path) ->
     model = PPG(make_config(algo="ppg"))
     model.learn()
     obs = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    actions = model.predict(obs)
+    actions = model.act(obs)
     assert actions.shape == (6,)
     loaded = PPG.load(model.save(tmp_path / "policy"))
-    np.testing.assert_array_equal(loaded.predict(obs), actions)
+    np.testing.assert_array_equal(loaded.act(obs), actions)
     assert loaded.evaluate(2).mean_return > 0
 
 

@@ -108,14 +108,14 @@ def test_predict_gives_actions_of_the_environment(
     space = ACTION_SPACES[kind]
     agent = PPO(make_config(), env_fn=lambda: Shaped(space, VECTOR))
     many = stacked(VECTOR, 5)
-    actions = agent.predict(many, deterministic)
+    actions = agent.act(many, deterministic)
     assert actions.shape == (5, *(space.shape or ()))
     assert all(space.contains(action) for action in actions)
-    one = agent.predict(many[0], deterministic)
+    one = agent.act(many[0], deterministic)
     assert space.contains(one)
     assert one.shape == space.shape
     assert one.dtype == space.dtype
-    assert len(agent.predict(many[:1], deterministic)) == 1, "a batch of one is a batch"
+    assert len(agent.act(many[:1], deterministic)) == 1, "a batch of one is a batch"
 
 
 @pytest.mark.parametrize("kind", OBSERVATION_SPACES)
@@ -123,9 +123,9 @@ def test_predict_takes_observations_of_the_environment(make_config: MakeConfig, 
     space = OBSERVATION_SPACES[kind]
     agent = PPO(make_config(), env_fn=lambda: Shaped(spaces.Discrete(3), space))
     many = stacked(space, 6)
-    actions = agent.predict(many)
+    actions = agent.act(many)
     assert actions.shape == (6,)
-    assert agent.predict(first(many)) == actions[0]
+    assert agent.act(first(many)) == actions[0]
 
 
 def test_predict_obeys_the_action_mask(make_config: MakeConfig) -> None:
@@ -133,22 +133,22 @@ def test_predict_obeys_the_action_mask(make_config: MakeConfig) -> None:
     masks = np.eye(4, dtype=np.int8)
     for deterministic in (True, False):
         obs = {"sign": np.ones((4, 1), np.float32), "action_mask": masks}
-        assert agent.predict(obs, deterministic).tolist() == [0, 1, 2, 3]
+        assert agent.act(obs, deterministic).tolist() == [0, 1, 2, 3]
 
 
 def test_a_deterministic_prediction_repeats_and_a_sampled_one_varies(trained: PPO) -> None:
     same = np.zeros((300, 4), np.float32)
-    assert len(set(trained.predict(same).tolist())) == 1
-    assert len(set(trained.predict(same, deterministic=False).tolist())) == 2
+    assert len(set(trained.act(same).tolist())) == 1
+    assert len(set(trained.act(same, deterministic=False).tolist())) == 2
 
 
 def test_predictions_depend_on_the_observation(trained: PPO) -> None:
-    assert set(trained.predict(grid()).tolist()) == {0, 1}
+    assert set(trained.act(grid()).tolist()) == {0, 1}
 
 
 def test_predict_takes_plain_lists(trained: PPO) -> None:
     obs = grid(1)[0]
-    assert trained.predict(obs.tolist()) == trained.predict(obs)
+    assert trained.act(obs.tolist()) == trained.act(obs)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_predict_takes_plain_lists(trained: PPO) -> None:
 )
 def test_an_observation_of_the_wrong_shape_is_refused(trained: PPO, obs: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        trained.predict(obs)
+        trained.act(obs)
 
 
 def test_a_wrong_dict_observation_is_refused(make_config: MakeConfig) -> None:
@@ -170,13 +170,13 @@ def test_a_wrong_dict_observation_is_refused(make_config: MakeConfig) -> None:
     agent = PPO(make_config(), env_fn=lambda: Shaped(spaces.Discrete(3), space))
     good = space.sample()
     with pytest.raises(UserError, match=r"must be a dict with \['a', 'b'\]; got \['a'\]"):
-        agent.predict({"a": good["a"]})
+        agent.act({"a": good["a"]})
     with pytest.raises(UserError, match=r"must be a dict with \['a', 'b'\]; got ndarray"):
-        agent.predict(good["a"])
+        agent.act(good["a"])
     with pytest.raises(UserError, match=r"b has shape \(3,\); expected \(2,\)"):
-        agent.predict({"a": good["a"], "b": np.zeros(3)})
+        agent.act({"a": good["a"], "b": np.zeros(3)})
     with pytest.raises(UserError, match=r"some .* are batched and some are not"):
-        agent.predict({"a": good["a"], "b": np.zeros((1, 2))})
+        agent.act({"a": good["a"], "b": np.zeros((1, 2))})
 
 
 # -- learn -----------------------------------------------------------------------------------------
@@ -184,27 +184,27 @@ def test_a_wrong_dict_observation_is_refused(make_config: MakeConfig) -> None:
 
 def test_learn_trains_to_the_total(make_config: MakeConfig) -> None:
     config = make_config(env_id="CartPole-v1", total_timesteps=256, learning_rate=0.03)
-    untrained = PPO(config).predict(grid())
+    untrained = PPO(config).act(grid())
     agent = PPO(config)
     result = agent.learn()
     assert agent.result is result
     assert result.metrics["global_step"] == 256
     assert result.checkpoint_path.is_file()
     assert result.stop_reason == "total_timesteps reached"
-    assert not np.array_equal(agent.predict(grid()), untrained), "the trained policy is used"
+    assert not np.array_equal(agent.act(grid()), untrained), "the trained policy is used"
 
 
 def test_the_policy_can_be_used_before_it_learns(make_config: MakeConfig) -> None:
     agent = PPO(make_config(env_id="probe/ConstantReward-v0", total_timesteps=128))
-    assert agent.predict(np.zeros(1)) in (0, 1)
+    assert agent.act(np.zeros(1)) in (0, 1)
     assert agent.evaluate(2).returns == (1.0, 1.0)
     assert agent.learn().metrics["global_step"] == 128
-    assert agent.predict(np.zeros(1)) in (0, 1)
+    assert agent.act(np.zeros(1)) in (0, 1)
 
 
 def test_looking_before_learning_does_not_change_what_is_learnt(make_config: MakeConfig) -> None:
     looked, plain = (PPO(make_config(env_id="CartPole-v1", total_timesteps=128)) for _ in "ab")
-    looked.predict(grid(), deterministic=False)
+    looked.act(grid(), deterministic=False)
     states = [load_checkpoint(agent.learn().checkpoint_path) for agent in (plain, looked)]
     weights = [state["algorithm"]["model"] for state in states]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
@@ -213,13 +213,11 @@ def test_looking_before_learning_does_not_change_what_is_learnt(make_config: Mak
 def test_learn_again_extends_the_run(make_config: MakeConfig) -> None:
     agent = PPO(make_config(env_id="probe/ConstantReward-v0", total_timesteps=128))
     once = agent.learn()
-    twice = agent.learn(300)
+    twice = agent.learn(172)
     assert twice.run_dir == once.run_dir
-    assert twice.metrics["global_step"] == 384, "300 in whole iterations of 2 * 64"
+    assert twice.metrics["global_step"] == 384, "128 + 172 in whole iterations of 2 * 64"
     assert load_checkpoint(twice.checkpoint_path)["training"]["counters"]["iteration"] == 3
     assert agent.learn() is twice, "there is nothing left to do"
-    with pytest.raises(ConfigError, match="at least the 384 steps already done"):
-        agent.learn(200)
 
 
 def test_learn_takes_a_total_and_callbacks(make_config: MakeConfig) -> None:
@@ -262,9 +260,9 @@ def test_another_algorithms_config_is_refused(
 ) -> None:
     monkeypatch.setitem(ALGORITHMS, "twin", ALGORITHMS["ppo"])
     config: TrainConfig[Any] = TrainConfig(algo="twin")
-    with pytest.raises(ConfigError, match="PPO was given a config with algo: twin"):
+    with pytest.raises(ConfigError, match="algo: twin"):
         PPO(config)
-    with pytest.raises(ConfigError, match="train_ppo was given a config with algo: twin"):
+    with pytest.raises(ConfigError, match="algo: twin"):
         train_ppo(config)
 
 
@@ -306,9 +304,9 @@ def test_an_unregistered_environment_is_given_as_a_function(
     agent = PPO(config, env_fn=lambda: Local())
     result = agent.learn()
     assert 7.0 <= result.metrics["eval/return_mean"] <= 8.0
-    assert agent.predict(np.zeros(1)) in (7, 8)
+    assert agent.act(np.zeros(1)) in (7, 8)
     assert set(agent.evaluate(2).returns) <= {7.0, 8.0}
-    assert agent.learn(256).metrics["global_step"] == 256
+    assert agent.learn(128).metrics["global_step"] == 256
 
 
 def test_without_its_function_an_unregistered_environment_is_asked_for(
@@ -322,7 +320,7 @@ def test_without_its_function_an_unregistered_environment_is_asked_for(
     assert evaluate_checkpoint(path, 3, env_fn=probe_envs.DelayedReward).returns == (1.0,) * 3
     loaded = PPO.load(path, env_fn=probe_envs.DelayedReward)
     assert loaded.evaluate(2).returns == (1.0, 1.0)
-    assert load_policy(path).predict(np.zeros(1)) in (0, 1)
+    assert load_policy(path).act(np.zeros(1)) in (0, 1)
 
 
 # -- save and load ---------------------------------------------------------------------------------
@@ -339,22 +337,22 @@ def test_save_adds_the_suffix_and_the_folders(trained: PPO, tmp_path: Path) -> N
 def test_a_loaded_policy_predicts_the_same(trained: PPO, tmp_path: Path) -> None:
     loaded = PPO.load(trained.save(tmp_path / "model"))
     assert loaded.config == trained.config
-    assert np.array_equal(loaded.predict(grid()), trained.predict(grid()))
+    assert np.array_equal(loaded.act(grid()), trained.act(grid()))
     assert loaded.evaluate(3, seed=5) == trained.evaluate(3, seed=5)
     again = PPO.load(loaded.save(tmp_path / "again"))
-    assert np.array_equal(again.predict(grid()), trained.predict(grid()))
+    assert np.array_equal(again.act(grid()), trained.act(grid()))
 
 
 def test_a_run_folder_and_a_checkpoint_load_too(trained: PPO) -> None:
     assert trained.result
     for path in (trained.result.run_dir, str(trained.result.checkpoint_path)):
-        assert np.array_equal(PPO.load(path).predict(grid()), trained.predict(grid()))
+        assert np.array_equal(PPO.load(path).act(grid()), trained.act(grid()))
 
 
 def test_an_untrained_policy_can_be_saved(make_config: MakeConfig, tmp_path: Path) -> None:
     agent = PPO(make_config(env_id="CartPole-v1"))
     loaded = PPO.load(agent.save(tmp_path / "untrained"))
-    assert np.array_equal(loaded.predict(grid()), agent.predict(grid()))
+    assert np.array_equal(loaded.act(grid()), agent.act(grid()))
 
 
 WITHOUT_ENVIRONMENTS = """
@@ -373,8 +371,8 @@ from rl_training.runtime import load_policy
 
 obs = json.loads(sys.stdin.read())
 path = sys.argv[1]
-many = rl_training.PPO.load(path).predict(obs)
-one = load_policy(path).predict(obs[0])
+many = rl_training.PPO.load(path).act(obs)
+one = load_policy(path).act(obs[0])
 print(json.dumps({"many": many.tolist(), "one": int(one)}))
 """
 
@@ -394,7 +392,7 @@ def test_a_saved_policy_predicts_where_there_are_no_environments(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    expected = trained.predict(obs).tolist()
+    expected = trained.act(obs).tolist()
     assert json.loads(done.stdout) == {"many": expected, "one": expected[0]}
 
 
@@ -402,8 +400,6 @@ def test_a_saved_policy_is_not_a_run(trained: PPO, tmp_path: Path) -> None:
     path = trained.save(tmp_path / "model")
     with pytest.raises(CheckpointError, match="without its training state"):
         resume_training(path)
-    with pytest.raises(CheckpointError, match=r"loaded from a file: .*resume_training.*init_from"):
-        PPO.load(path).learn()
 
 
 @pytest.mark.parametrize("kind", ["text", "weights", "pickle", "another state", "empty"])

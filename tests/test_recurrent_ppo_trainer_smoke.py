@@ -226,9 +226,9 @@ def test_images_are_remembered_too(make_config: MakeConfig) -> None:
 def test_it_is_never_a_silent_variant_of_ppo(make_config: MakeConfig) -> None:
     assert rl_training.contrib.train_recurrent_ppo is train_recurrent_ppo
     assert rl_training.RecurrentPPO is RecurrentPPO
-    with pytest.raises(ConfigError, match="train_recurrent_ppo was given a config with algo: ppo"):
+    with pytest.raises(ConfigError, match="algo: ppo"):
         train_recurrent_ppo(make_config(algo="ppo"))
-    with pytest.raises(ConfigError, match="RecurrentPPO was given a config with algo: ppo"):
+    with pytest.raises(ConfigError, match="algo: ppo"):
         RecurrentPPO(make_config(algo="ppo"))
     with pytest.raises(ConfigError, match="lstm_size"):
         make_config(algo="ppo", lstm_size=64)

@@ -124,7 +124,7 @@ def test_box2d_async_workers(algo: str, make_config: MakeConfig) -> None:
         total_timesteps=600,
     )
     result = ExperimentManager.setup(config).train()
-    action = load_policy(result.run_dir).predict(np.zeros(8, np.float32))
+    action = load_policy(result.run_dir).act(np.zeros(8, np.float32))
     assert action.shape == (2,)
 
 
@@ -156,12 +156,12 @@ def test_the_managed_class_learns_saves_loads_and_predicts_in_bounds(
     agent = cls(make_config(algo=algo))
     agent.learn()
     obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    actions = agent.predict(obs)
+    actions = agent.act(obs)
     assert actions.shape == (50, 1)
     assert (np.abs(actions) <= 2).all()  # Pendulum's torque
     loaded = cls.load(agent.save(tmp_path / "policy"))
-    assert np.array_equal(loaded.predict(obs), actions)
-    assert not np.array_equal(loaded.predict(obs, deterministic=False), actions)
+    assert np.array_equal(loaded.act(obs), actions)
+    assert not np.array_equal(loaded.act(obs, deterministic=False), actions)
     assert agent.evaluate(2).returns == loaded.evaluate(2).returns
 
 

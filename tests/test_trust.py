@@ -102,7 +102,7 @@ def named(setting: str, module: str) -> Callable[[dict[str, Any]], None]:
 USES: dict[str, Callable[..., Any]] = {
     "evaluate": lambda path, **kw: evaluate_checkpoint(path, 1, **kw),
     "load_policy": lambda path, **kw: load_policy(path, **kw),
-    "load": lambda path, **kw: PPO.load(path, **kw).predict([0.0] * 4),
+    "load": lambda path, **kw: PPO.load(path, **kw).act([0.0] * 4),
     "resume": lambda path, **kw: resume_training(path, total_timesteps=192, **kw),
 }
 

@@ -318,7 +318,7 @@ def assert_failed_run_is_intact(watch: Watch, message: str) -> None:
     assert state["training"]["counters"]["global_step"] == 128
     policy = load_policy(watch.run_dir)
     (leaf,) = policy.obs_spec.leaves.values()
-    assert policy.predict(np.zeros(leaf.shape, np.float32)) in (0, 1)
+    assert policy.act(np.zeros(leaf.shape, np.float32)) in (0, 1)
     rows = (watch.run_dir / "metrics.jsonl").read_text().splitlines()
     assert json.loads(rows[-1])["step"] == 128
 

@@ -1,4 +1,4 @@
-"""`TrainConfig`: everything a run is, typed and validated, YAML in and out."""
+"""`TrainConfig`: the typed, validated settings of a run, read from and written to YAML."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ from rl_training.registry import ALGORITHMS, check_settings, config_type, find_e
 
 FORMAT = 1
 _NOT_SETTINGS = {"format", "preset", "verified", "partial"}
-"""Keys of a config file that describe it instead of configuring a run."""
+"""Keys of a config file that describe the file and are not settings of a run."""
 
 _MAX_ENVS, _MAX_WORKERS, _MAX_THREADS = 65_536, 4_096, 1_024
-"""Beyond these a config is a mistake: a run would take all memory before it fails."""
+"""Larger values are refused: the run would use up all memory before it fails."""
 
 AlgoConfig = TypeVar("AlgoConfig")
 
 
+class _DefaultName(str):
+    """A default that can be distinguished from the same name given by the user."""
+
+    __slots__ = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class WrapperConfig:
-    """A Gymnasium wrapper put around every environment."""
+    """A Gymnasium wrapper applied to every environment."""
 
     path: str
-    """Where it lives, as 'module:Class'."""
+    """The wrapper class, as 'module:Class'."""
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What its constructor gets after the environment."""
+    """Keyword arguments of its constructor, besides the environment."""
 
     def __post_init__(self) -> None:
         check_types(self, "wrappers")
@@ -58,33 +64,33 @@ class WrapperConfig:
 class AtariConfig:
     """The standard Atari pipeline (Mnih et al. 2015; Machado et al. 2018, arXiv:1709.06009).
 
-    Frames are grayscale; each one shown is the brighter of the last two of a skip, resized.
-    Evaluation plays whole games and counts raw scores, whatever is said here.
+    Frames are grayscale, the pixelwise maximum of the last two frames of a skip, and resized.
+    Evaluation always plays whole games and reports raw scores, independent of these settings.
     """
 
     noop_max: int = 30
-    """Most no-op frames (a random number, at least 1) that a game starts with; 0: none."""
+    """Maximum number of no-op frames at the start of a game (random, at least 1); 0: none."""
     frame_skip: int = 4
-    """Frames each action is repeated for."""
+    """Number of frames for which each action is repeated."""
     screen_size: int = 84
-    """Height and width that frames are resized to."""
+    """Height and width of resized frames, in pixels."""
     frame_stack: int = 4
-    """Latest frames in one observation, as channels; before a game's first frame they are black."""
+    """Number of latest frames in an observation, as channels; black before a game's first frame."""
     terminal_on_life_loss: bool = True
-    """To the agent a lost life ends the episode; the game goes on."""
+    """End the training episode when a life is lost, without restarting the game."""
     fire_on_reset: bool = True
-    """Press FIRE when a game starts, where there is such an action."""
+    """Press FIRE at the start of a game, if the game has this action."""
     clip_rewards: bool = True
-    """Learn from the signs of rewards."""
+    """Clip rewards to -1, 0 or 1 (their sign) for training."""
     sticky_actions: float | None = None
-    """Probability that the last action is repeated instead; unset: the id's (v5 0.25, v4 0)."""
+    """Probability of repeating the previous action; unset: that of the id (v5: 0.25, v4: 0)."""
     max_frames: int = 108_000
-    """Frames after which a game is truncated (108,000: half an hour of play)."""
+    """Number of frames after which a game is truncated (108,000: half an hour of play)."""
 
     seed_interval: int = 10_000
-    """Steps of an environment after which its next game is seeded anew, which takes 0.1 s.
+    """Steps of an environment after which its next game is seeded again (takes 0.1 s); 0: never.
 
-    A native vector plays all since then again to resume; 0: never, and resuming starts new games.
+    On resume, a native vector environment replays all steps since then, or with 0 starts new games.
     """
 
     def __post_init__(self) -> None:
@@ -109,94 +115,98 @@ class AtariConfig:
 class TrainConfig(Generic[AlgoConfig]):
     """One training run. Every field is also a command-line flag."""
 
-    algo: str = "ppo"
-    """Algorithm, by its name in the registry."""
+    algo: str = _DefaultName("ppo")
+    """Name of the algorithm, for example ppo, dqn or sac."""
     env_id: str = "CartPole-v1"
-    """Gymnasium id; 'my_package:MyEnv-v0' imports my_package first, so that it can register."""
+    """Gymnasium id; 'my_package:MyEnv-v0' imports my_package first, which must register it."""
     seed: int = 1
-    """Every random stream of the run derives from this."""
+    """Seed from which all random numbers of the run are derived."""
     total_timesteps: int = 100_000
-    """Environment steps to train for, over all environments; rounded up to whole rollouts, or
-    off-policy to whole steps of them all."""
+    """Total environment steps, summed over all environments; rounded up to whole rollouts, or
+    off-policy to a multiple of num_envs."""
     num_envs: int = 8
-    """Environments stepped side by side."""
+    """Number of parallel environments."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Keyword arguments of gymnasium.make (on the command line: YAML, '{gravity: -5.0}')."""
+    """Keyword arguments of gymnasium.make (on the command line as YAML: '{gravity: -5.0}')."""
     vectorization: Literal["sync", "async", "native"] = "sync"
-    """How environments run: in this process, one process each, or the environment's own vector."""
+    """'sync': all in this process; 'async': one process each; 'native': the environment's own
+    vector implementation."""
     worker_timeout: float = 60.0
-    """Seconds an async worker may take for one step or reset before the run is stopped."""
+    """Seconds that an async worker may take for a step or reset before the run fails."""
     max_recorded_steps: int = 100_000
-    """Steps of one episode that are recorded, to restore it exactly on resume; of a longer episode
-    nothing is kept and a resume begins the next one, which is approximate (warned of once)."""
+    """Steps recorded per episode for exact resume. In a longer episode a warning is printed and
+    resume is approximate: it starts a new episode."""
     wrappers: tuple[WrapperConfig, ...] = ()
-    """Wrappers around each environment, innermost first (on the command line: YAML)."""
+    """Wrappers applied to each environment, innermost first (on the command line as YAML)."""
     preprocessing: Literal["none", "atari"] = "none"
-    """'atari' shows ALE games as agents usually see them; how, is said under 'atari'."""
+    """'atari' applies the standard Atari preprocessing, configured by the atari.* settings."""
     atari: AtariConfig = dataclasses.field(default_factory=AtariConfig)
-    """The Atari pipeline, where preprocessing asks for it."""
+    """Settings of the Atari preprocessing (used with preprocessing: atari)."""
     overlap: bool = False
-    """Step one half of the environments while the policy chooses for the other (native Atari)."""
+    """Step half of the environments while the policy acts for the other half (native Atari)."""
 
     normalize_obs: bool = False
-    """Standardise observations by their running mean and variance, kept with the policy."""
+    """Standardise observations with their running mean and variance, saved with the policy."""
     normalize_reward: bool = False
-    """Divide rewards by the running deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return."""
     clip_obs: float = 10.0
-    """Largest magnitude of a normalised observation."""
+    """Clip normalised observations to [-clip_obs, clip_obs]."""
     clip_reward: float = 10.0
-    """Largest magnitude of a normalised reward."""
+    """Clip normalised rewards to [-clip_reward, clip_reward]."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where the networks live; 'auto': an accelerator for images, the CPU (faster) for vectors."""
+    """Device of the networks; 'auto': a GPU for images, the CPU (usually faster) for vectors."""
     acceleration: Literal["eager", "compile", "cudagraph"] = "eager"
-    """How updates run: 'compile' fuses loss and gradients; 'cudagraph' launches all at once too."""
+    """How updates run: 'compile' compiles loss and gradients; 'cudagraph' also replays the
+    update as one CUDA graph."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the networks that see images; bfloat16 needs CUDA."""
+    """Precision of networks for images; bfloat16 needs CUDA."""
     torch_threads: int | None = None
-    """CPU threads of torch; unset: torch's own for images and large networks on a CPU, else one."""
+    """CPU threads of torch; unset: torch's default for images or large networks on CPU, else 1."""
 
     eval_interval: int = 100_000
-    """Steps between evaluations; 0 leaves only the one at the end."""
+    """Environment steps between evaluations; 0: only at the end."""
     eval_episodes: int = 10
-    """Whole episodes per evaluation; 0 turns evaluation off."""
+    """Number of episodes per evaluation; 0: no evaluation."""
     eval_deterministic: bool = True
-    """Evaluate the most likely action instead of a sampled one."""
+    """Evaluate with the most likely action instead of a sampled one."""
 
     checkpoint_interval: int = 50_000
-    """Steps between checkpoints, besides those at the start, the end, a new best, every 5 min."""
+    """Environment steps between checkpoints; also at start, end, new best and every 5 minutes."""
     keep_checkpoints: int = 2
-    """Numbered checkpoints kept besides 'last' and 'best'."""
+    """How many numbered checkpoints to keep, besides 'last' and 'best'."""
 
     output_dir: Path = Path("runs")
-    """Folder that run folders are made in."""
+    """Folder in which run folders are created."""
     log_interval_steps: int = 1
-    """Steps between metric rows, at least 1; rows are written at the end of an iteration, so that
-    1 logs every iteration."""
+    """Minimum environment steps between rows of metrics; 1: a row after every iteration."""
     log_interval: int | None = None
-    """Old name of log_interval_steps, where 0 logged every iteration."""
+    """Deprecated: use log_interval_steps; here 0 logged every iteration."""
     OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
         "log_interval": OldName("log_interval_steps", lambda value: 1 if value == 0 else value)
     }
-    """Settings that have a new name."""
+    """Renamed settings."""
     tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
+    """Write TensorBoard events in addition to metrics.jsonl."""
     wandb: bool = False
     """Also log to Weights & Biases (needs the extra: pip install 'rl_training[wandb]')."""
     wandb_project: str = "rl_training"
-    """Weights & Biases project."""
+    """Name of the Weights & Biases project."""
     progress: bool = True
-    """Show a live progress bar (plain lines where the output is not a terminal)."""
+    """Show a progress bar (plain lines if the output is not a terminal)."""
 
     init_from: Path | None = None
-    """Checkpoint whose policy weights the run starts from."""
+    """Checkpoint or run folder to load the initial policy weights from."""
 
     algo_kwargs: AlgoConfig = cast("AlgoConfig", None)  # noqa: RUF009 - replaced at once below
-    """The algorithm's own knobs: a mapping, or its config dataclass."""
+    """Hyperparameters of the algorithm: a mapping, or its config dataclass."""
 
     def __post_init__(self) -> None:
         check_types(self)
         take_old_names(self)
+        object.__setattr__(self, "_names_algo", not isinstance(self.algo, _DefaultName))
+        object.__setattr__(self, "_given_algo_kwargs", self.algo_kwargs)
+        object.__setattr__(self, "algo", str(self.algo))
         find_entry(self.algo)
         object.__setattr__(self, "algo_kwargs", self._typed_algo_kwargs())
         require(self.seed >= 0, "seed", "zero or more", self.seed)
@@ -249,16 +259,36 @@ class TrainConfig(Generic[AlgoConfig]):
             f"got {type(given).__name__}"
         )
 
+    @property
+    def names_algo(self) -> bool:
+        """Whether the algorithm was named, instead of being the default."""
+        return bool(vars(self)["_names_algo"])
+
+    def for_algo(self, algo: str) -> TrainConfig[Any]:
+        """Return this config for an algorithm; one that names another algorithm is refused."""
+        if self.algo == algo:
+            return self
+        if self.names_algo:
+            raise ConfigError(f"a config with algo: {self.algo} was given where {algo} is trained")
+        given = vars(self)["_given_algo_kwargs"]
+        return config_from_mapping({**self.to_dict(), "algo": algo, "algo_kwargs": given})
+
     def with_overrides(self, **overrides: Any) -> TrainConfig[Any]:
-        """A copy with fields replaced; algorithm knobs are recognised by their names."""
-        return config_from_mapping(merge_settings(self.to_dict(), _sort_overrides(self, overrides)))
+        """Return a copy with new values for fields or for hyperparameters of the algorithm."""
+        base = self.to_dict()
+        if not self.names_algo:  # it stays unnamed, with the settings that were given for it
+            base["algo_kwargs"] = to_plain(vars(self)["_given_algo_kwargs"]) or {}
+        settings = merge_settings(base, _sort_overrides(self, overrides))
+        if not self.names_algo and "algo" not in overrides:
+            del settings["algo"]
+        return config_from_mapping(settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: what YAML, JSON and checkpoints hold."""
+        """Return plain values, as stored in YAML, JSON and checkpoints."""
         return cast("dict[str, Any]", to_plain(self))
 
     def to_yaml(self) -> str:
-        """YAML that :func:`config_from_file` reads back to an equal config."""
+        """Return YAML that :func:`config_from_file` reads back to an equal config."""
         return dump_yaml({"format": FORMAT, **self.to_dict()})
 
 
@@ -287,9 +317,9 @@ def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> d
 
 
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the settings of ``over``, those of the algorithm one by one.
+    """Return ``base`` updated with ``over``; ``algo_kwargs`` are merged key by key.
 
-    Where ``over`` names another algorithm, the base's settings of the algorithm are dropped.
+    If ``over`` names another algorithm, the ``algo_kwargs`` of ``base`` are dropped.
     """
     base, over = _renamed_settings(base), _renamed_settings(over, base.get("algo", "ppo"))
     merged = {**base, **over}
@@ -329,29 +359,29 @@ def config_from_mapping(values: Mapping[str, Any]) -> TrainConfig[Any]:
                 and algo in ALGORITHMS
                 and key in {f.name for f in dataclasses.fields(algo_config_type(algo))}
             ):
-                hint = " It is a knob of the algorithm: put it under 'algo_kwargs'."
+                hint = " It is a setting of the algorithm: put it under 'algo_kwargs'."
             raise ConfigError(f"unknown key '{key}'.{hint}")
     return TrainConfig(**values)
 
 
 def presets_dir() -> Path:
-    """The packaged presets."""
+    """Return the folder of the packaged presets."""
     return Path(__file__).parent / "assets" / "configs"
 
 
 def zoo_dir() -> Path:
-    """The packaged benchmarks and their presets."""
+    """Return the folder of the packaged benchmarks and their presets."""
     return Path(__file__).parent / "assets" / "zoo"
 
 
 def preset_names() -> list[str]:
-    """Names that ``rl-training train NAME`` takes."""
+    """Return the preset names that ``rl-training train NAME`` accepts."""
     root = presets_dir()
     return sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml"))
 
 
 def find_config(name: str | Path) -> Path:
-    """A config file by its path, or a packaged preset by its name."""
+    """Return the path of a config file, or of a packaged preset given by name."""
     path = Path(name)
     if path.is_file():
         return path
@@ -366,7 +396,7 @@ def find_config(name: str | Path) -> Path:
 
 
 def settings_from_file(name: str | Path) -> dict[str, Any]:
-    """The settings of a file, laid on the preset it names (if any)."""
+    """Return the settings of a file, merged into those of the preset it names (if any)."""
     path = find_config(name)
     values = load_yaml_file(path)
     if values is None:

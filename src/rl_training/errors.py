@@ -38,10 +38,46 @@ class NonFiniteError(RuntimeError):
     """A NaN or infinity turned up; the message names the tensor, the step and the environment."""
 
 
+_OTHER_NAMES = {
+    "lr": ("learning_rate",),
+    "env": ("env_id",),
+    "env_name": ("env_id",),
+    "n_envs": ("num_envs",),
+    "n_steps": ("num_steps", "n_step"),
+    "n_epochs": ("update_epochs",),
+    "clip_range": ("clip_coef",),
+    "clip_range_vf": ("clip_vloss",),
+    "normalize_advantage": ("norm_adv",),
+    "net_arch": ("hidden_sizes",),
+    "policy_kwargs": ("hidden_sizes",),
+    "activation_fn": ("activation",),
+    "max_steps": ("total_timesteps",),
+    "timesteps": ("total_timesteps",),
+    "total_steps": ("total_timesteps",),
+    "tensorboard_log": ("tensorboard",),
+    "verbose": ("progress",),
+    "action_noise": ("exploration_noise",),
+    "policy_freq": ("policy_delay",),
+    "alpha": ("ent_coef", "priority_alpha"),
+    "autotune": ("ent_coef",),
+    "start_e": ("exploration_initial_eps",),
+    "end_e": ("exploration_final_eps",),
+    "target_network_frequency": (
+        "target_update_interval_steps",
+        "target_update_interval_updates",
+    ),
+}
+"""What settings are called in Stable-Baselines3, CleanRL and elsewhere, and here."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for a near miss, else the list of what is known."""
+    """Return ``" Did you mean 'x'?"`` for a near miss, else the list of what is known.
+
+    The name that a setting has in other libraries is a near miss, too.
+    """
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    elsewhere = [other for other in _OTHER_NAMES.get(name, ()) if other in options]
+    close = elsewhere or difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(options)}." if options else ""

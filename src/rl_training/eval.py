@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rl_training.runtime.actors import Actor
 
 _MAX_EVAL_ENVS = 10
+MAX_EPISODE_STEPS = 100_000
+"""Steps after which an evaluation episode is cut: some environments never end one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,7 @@ def evaluate_actor(
     num_episodes: int,
     seed: int,
     stop: StopRequest = never,
+    max_steps: int = MAX_EPISODE_STEPS,
 ) -> EvalResult:
     """Play ``num_episodes`` whole episodes; raises `Paused` where ``stop`` requests it.
 
@@ -77,6 +81,7 @@ def evaluate_actor(
     obs = env.reseed(seed)
     actor.reset(np.ones(env.num_envs, bool))
     progress = Progress(1, 1)
+    steps = 0
     while any(len(done) < wanted for done, wanted in zip(finished, quota, strict=True)):
         if stop():
             raise Paused
@@ -89,5 +94,25 @@ def evaluate_actor(
         if cut.any():
             actor.reset(cut)
         obs = step.obs
+        steps += 1
+        if steps % max_steps == 0:
+            _cut_long_episodes(env, finished, quota, max_steps)
     played = [episode for episodes in finished for episode in episodes]
     return EvalResult(tuple(r for r, _ in played), tuple(n for _, n in played))
+
+
+def _cut_long_episodes(
+    env: VectorAdapter, finished: list[list[tuple[float, int]]], quota: list[int], max_steps: int
+) -> None:
+    """Count episodes of ``max_steps`` or more as they are now, and play no more in their places."""
+    lengths, returns = env.episode_lengths, env.episode_returns
+    for i in np.flatnonzero(lengths >= max_steps):
+        if len(finished[i]) < quota[i]:
+            finished[i].append((float(returns[i]), int(lengths[i])))
+            quota[i] = len(finished[i])
+            warnings.warn(
+                f"evaluation: an episode did not end within {int(lengths[i]):,} steps (the limit is"
+                f" {max_steps:,}) and is counted as it is; limit episodes of the environment with"
+                " env_kwargs: {max_episode_steps: ...}",
+                stacklevel=2,
+            )

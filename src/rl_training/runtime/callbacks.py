@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rl_training import checkpointing
 from rl_training._internal.coerce import require
+from rl_training.errors import ConfigError
 from rl_training.eval import EvalResult, evaluate_actor
 from rl_training.seeding import stream_seed, torch_stream
 from rl_training.terminal import say
@@ -96,6 +97,41 @@ class Callback:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
+
+
+class FunctionCallback(Callback):
+    """Calls a function with the trainer and the event after every iteration."""
+
+    def __init__(self, function: Callable[[Trainer, IterationEnd], object]) -> None:
+        self._function = function
+
+    def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
+        """Call it."""
+        self._function(trainer, event)
+
+
+Callbacks: TypeAlias = (
+    "Callback | Callable[[Trainer, IterationEnd], object]"
+    " | Sequence[Callback | Callable[[Trainer, IterationEnd], object]]"
+)
+"""What ``callbacks=`` takes: a callback, a function of trainer and event, or several of them."""
+
+
+def as_callbacks(given: Callbacks) -> list[Callback]:
+    """Return callbacks as a list; a plain function is called after every iteration."""
+    several = given if isinstance(given, Sequence) else [given]
+    found: list[Callback] = []
+    for one in several:
+        if isinstance(one, Callback):
+            found.append(one)
+        elif callable(one) and not isinstance(one, type):
+            found.append(FunctionCallback(one))
+        else:
+            raise ConfigError(
+                "callbacks must be Callback objects or functions of (trainer, event); got"
+                f" {one!r}" + (": make an object of it" if isinstance(one, type) else "")
+            )
+    return found
 
 
 class StopOnReturn(Callback):
@@ -328,6 +364,21 @@ class ProgressCallback(Callback):
                 f"{event.step:,}/{trainer.total:,} steps  {speed:,.0f} steps/s  "
                 f"ETA {left:.0f} s  return {shown}"
             )
+
+    def on_evaluation(self, trainer: Trainer, event: EvaluationEnd) -> None:
+        """Show an evaluation within the run; the last one is part of the run's summary."""
+        if event.step >= trainer.total:
+            return
+        result = event.result
+        text = (
+            f"evaluation at step {event.step:,}: return {result.mean_return:.1f}"
+            f" over {len(result.returns)} episodes"
+        )
+        if self._bar is None:
+            say(text)
+            return
+        with contextlib.suppress(OSError):
+            self._bar.console.print(text, highlight=False)
 
     def on_close(self) -> None:
         """Take the bar down."""

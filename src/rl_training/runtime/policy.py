@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,11 +10,19 @@ import torch
 
 from rl_training._internal.tree import tree_leaves
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvFn
+from rl_training.envs import EnvFn, VectorAdapter
 from rl_training.errors import ConfigError
 from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
 from rl_training.seeding import stream_seed, torch_stream
-from rl_training.types import ACTION_MASK, ActionSpec, Array, Obs, ObsSpec, Progress
+from rl_training.types import (
+    ACTION_MASK,
+    ActionSpec,
+    Array,
+    Obs,
+    ObsSpec,
+    OutsideSpaceError,
+    Progress,
+)
 
 if TYPE_CHECKING:
     from rl_training.runtime.actors import Actor
@@ -42,11 +51,31 @@ class TrainedPolicy:
         sampling = torch_stream(config.seed, "prediction")
         self._sampling: Any = spec.eval_actor(algorithm, device, sampling)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> Any:
-        """The action for one observation, or actions for a batch of them."""
+    @property
+    def module(self) -> torch.nn.Module:
+        """The networks."""
+        module: torch.nn.Module = self.algorithm.module
+        return module
+
+    def act(self, obs: Any, deterministic: bool = True) -> Any:
+        """Return the action for one observation, or actions for a batch of them."""
         batch, single = self._as_batch(obs)
         action = self._choose(self._greedy if deterministic else self._sampling, batch)
         return action[0] if single else action
+
+    def predict(
+        self,
+        obs: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, Any]:
+        """Return the action, or actions for a batch, and the next state: None without memory."""
+        _refuse_bool(state)
+        if state is not None:
+            raise ConfigError("this policy has no memory: its state is None")
+        del episode_start
+        return self.act(obs, deterministic), None
 
     def _choose(self, actor: Actor, batch: Obs) -> Array:
         """Actions for a batch, as the environment takes them."""
@@ -64,23 +93,21 @@ class TrainedPolicy:
         return action
 
     def _as_batch(self, obs: Any) -> tuple[Obs, bool]:
+        """The arrays of an observation, or of a batch of them; True where it is one."""
         spec = self.obs_spec
-        if spec.is_dict:
-            if not isinstance(obs, dict) or set(obs) != set(spec.leaves):
-                given = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-                raise ConfigError(
-                    f"the observation must be a dict with {sorted(spec.leaves)}; got {given}"
-                )
-            parts = {
-                key: _leaf_batch(obs[key], leaf.given_shape, key)
-                for key, leaf in spec.leaves.items()
-            }
-            singles = {single for _, single in parts.values()}
-            if len(singles) != 1:
-                raise ConfigError("some entries of the observation are batched and some are not")
-            return spec.cast({key: array for key, (array, _) in parts.items()}), singles.pop()
-        array, single = _leaf_batch(obs, spec.leaves[""].given_shape, "observation")
-        return spec.cast(array), single
+        _check_structure(obs, [spec.path(name) for name in spec.leaves])
+        parts = {
+            name: _leaf_batch(part, spec.leaves[name].given_shape, name or "observation")
+            for name, part in spec.parts(obs).items()
+        }
+        singles = {single for _, single in parts.values()}
+        if len(singles) != 1:
+            raise ConfigError("some entries of the observation are batched and some are not")
+        try:
+            batch = spec.stored({name: array for name, (array, _) in parts.items()})
+        except OutsideSpaceError as error:
+            raise ConfigError(str(error)) from None
+        return batch, singles.pop()
 
     def evaluate(
         self,
@@ -98,11 +125,24 @@ class TrainedPolicy:
             raise ConfigError(f"'num_episodes' must be at least 1; got {num_episodes}")
         env = make_eval_env(self.config, num_episodes, env_fn)
         try:
+            self._require_same_spaces(env)
             episodes = stream_seed(self.config.seed if seed is None else seed, "evaluation")
             actor = self.evaluation_actor(deterministic, episodes)
             return evaluate_actor(actor, env, num_episodes=num_episodes, seed=episodes)
         finally:
             env.close()
+
+    def _require_same_spaces(self, env: VectorAdapter) -> None:
+        pairs = (
+            ("observations", self.obs_spec.to_plain(), env.obs_spec.to_plain()),
+            ("actions", self.action_spec.to_plain(), env.action_spec.to_plain()),
+        )
+        for name, own, given in pairs:
+            if own != given:
+                raise ConfigError(
+                    f"the environment does not fit the policy: its {name} are {given}, those that"
+                    f" the policy was trained on {own}"
+                )
 
     def evaluation_actor(self, deterministic: bool | None, seed: int) -> Actor:
         """Whoever chooses actions in whole episodes; ``seed`` is of its sampling, if it does."""
@@ -111,6 +151,35 @@ class TrainedPolicy:
         sampling = None if deterministic else torch_stream(seed, "evaluation_actions")
         self.algorithm.module.eval()
         return self._spec.eval_actor(self.algorithm, self.device, sampling)
+
+
+def _refuse_bool(state: Any) -> None:
+    if isinstance(state, bool):
+        raise ConfigError(
+            "the second argument of predict is the state, not deterministic: write"
+            f" predict(obs, deterministic={state}), or act(obs, {state}) for the action alone"
+        )
+
+
+def _check_structure(
+    obs: Any, paths: Sequence[tuple[str | int, ...]], where: str = "the observation"
+) -> None:
+    """Raise `ConfigError` unless ``obs`` has its arrays at ``paths`` and nowhere else."""
+    entries: dict[str | int, list[tuple[str | int, ...]]] = {}
+    for path in paths:
+        if path:
+            entries.setdefault(path[0], []).append(path[1:])
+    if not entries:  # an array
+        return
+    keys = range(len(obs)) if isinstance(obs, tuple) else obs if isinstance(obs, dict) else ()
+    if set(keys) != set(entries):
+        is_tuple = list(entries) == list(range(len(entries)))
+        names = sorted(entries, key=str)
+        wanted = f"a tuple of {len(entries)}" if is_tuple else f"a dict with {names}"
+        given = sorted(obs, key=str) if isinstance(obs, dict) else type(obs).__name__
+        raise ConfigError(f"{where} must be {wanted}; got {given}")
+    for key, inner in entries.items():
+        _check_structure(obs[key], inner, f"{where}[{key!r}]")
 
 
 def _leaf_batch(value: Any, shape: tuple[int, ...], name: str) -> tuple[Array, bool]:
@@ -122,26 +191,32 @@ def _leaf_batch(value: Any, shape: tuple[int, ...], name: str) -> tuple[Array, b
     if array.shape[1:] == shape and array.ndim == len(shape) + 1:
         return array, False
     raise ConfigError(
-        f"{name} has shape {array.shape}; expected {shape}, or (n, {', '.join(map(str, shape))})"
-        " for a batch"
+        f"{name} has shape {array.shape}; expected {shape}, or"
+        f" ({', '.join(map(str, ('n', *shape)))}{'' if shape else ','}) for a batch"
     )
 
 
 class RecurrentTrainedPolicy(TrainedPolicy):
-    """A policy that remembers: what it remembers goes in and comes out with every call."""
+    """A recurrent policy: its state is an argument and a result of every call."""
 
-    def predict(  # type: ignore[override]
+    def act(self, obs: Any, deterministic: bool = True) -> Any:
+        """Raise: without its state a recurrent policy cannot choose an action."""
+        del obs, deterministic
+        raise ConfigError("a recurrent policy has a state: use action, state = predict(obs, state)")
+
+    def predict(
         self,
         obs: Any,
         state: Any = None,
         episode_start: Any = None,
         deterministic: bool = True,
-    ) -> Any:
-        """The action for one observation, or actions for a batch, and what is remembered now.
+    ) -> tuple[Any, Any]:
+        """Return the action, or actions for a batch, and the next state.
 
-        ``state`` is what the last call returned (None: nothing); where ``episode_start`` is true
-        it is forgotten first.
+        ``state`` is what the last call returned; None is the state at the start of an episode, and
+        so is any state where ``episode_start`` is true.
         """
+        _refuse_bool(state)
         batch, single = self._as_batch(obs)
         actor = self._greedy if deterministic else self._sampling
         rows, size = len(tree_leaves(batch)[0]), self.algorithm.module.state_size

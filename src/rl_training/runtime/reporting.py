@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import Paused
+from rl_training.errors import ConfigError, Paused
 from rl_training.logging import MetricLogger
 from rl_training.runs import record_inexactness
 from rl_training.runtime.callbacks import (
@@ -141,6 +141,14 @@ class Reporter:
     def _log(self, metrics: Mapping[str, float]) -> None:
         if self._logger is not None:
             self._logger.write(self._trainer.global_step, metrics)
+
+    def log_value(self, name: str, value: float) -> None:
+        """Log one number at the current step."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a metric must have a name; got {name!r}")
+        metrics = {name: float(value)}
+        self.metrics.update(metrics)
+        self._write(metrics)
 
     def sync_log(self) -> None:
         """Make the metric log durable, so that a checkpoint never counts on rows that are lost."""

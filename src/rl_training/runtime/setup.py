@@ -32,7 +32,7 @@ from rl_training.runs import (
     write_json,
 )
 from rl_training.runtime.actors import Actor
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, Callbacks, as_callbacks
 from rl_training.runtime.device import (
     check_acceleration,
     check_precision,
@@ -66,10 +66,11 @@ class ExperimentManager:
     def setup(
         config: TrainConfig[Any],
         *,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
     ) -> Trainer:
-        """A trainer at the start of a new run."""
+        """Return a trainer at the start of a new run."""
+        callbacks = as_callbacks(callbacks)
         if config.init_from is not None:
             find_checkpoint(config.init_from)
         if config.wandb and importlib.util.find_spec("wandb") is None:
@@ -108,7 +109,7 @@ class ExperimentManager:
         device: str | None = None,
         acceleration: str | None = None,
         replay: Replay = "saved",
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
         trust: Trust = False,
     ) -> Trainer:
@@ -119,6 +120,7 @@ class ExperimentManager:
         the run's own. ``replay="empty"`` continues without the saved replay. ``trust`` says which
         modules the checkpoint may name, where it was not written here by this user.
         """
+        callbacks = as_callbacks(callbacks)
         path = find_checkpoint(Path(checkpoint))
         run_dir = _run_folder_of(path)
         # Before the checkpoint is read: another process may be writing the next one.
@@ -407,13 +409,12 @@ def train_as(
     algo: str,
     config: TrainConfig[Any],
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     env_fn: EnvFn | None = None,
     **overrides: Any,
 ) -> TrainResult:
     """Train ``algo`` from a config for it; ``overrides`` replace settings by name."""
-    if config.algo != algo:
-        raise ConfigError(f"train_{algo} was given a config with algo: {config.algo}")
+    config = config.for_algo(algo)
     if overrides:
         config = config.with_overrides(**overrides)
     return ExperimentManager.setup(config, callbacks=callbacks, env_fn=env_fn).train()
@@ -426,7 +427,7 @@ class TrainFunction(Protocol):
         self,
         config: TrainConfig[Any],
         *,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
         **overrides: Any,
     ) -> TrainResult:
@@ -440,7 +441,7 @@ def train_function(algo: str) -> TrainFunction:
     def train(
         config: TrainConfig[Any],
         *,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
         **overrides: Any,
     ) -> TrainResult:

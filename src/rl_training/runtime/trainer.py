@@ -148,6 +148,10 @@ class Trainer(ABC):
         """Return the version of the weights that the source acts with: learning phases so far."""
         return self.iteration
 
+    def log(self, name: str, value: float) -> None:
+        """Log a number of the user's at the current step, like every other metric."""
+        self.reporter.log_value(name, value)
+
     def request_stop(self, reason: str) -> None:
         """End the run after the current iteration."""
         if self._stop_reason is None:

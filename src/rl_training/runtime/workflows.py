@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rl_training.envs import EnvFn
 from rl_training.errors import CheckpointError
 from rl_training.eval import EvalResult
 from rl_training.registry import get_spec
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callbacks
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.setup import (
@@ -88,7 +87,7 @@ def resume_training(
     device: str | None = None,
     acceleration: str | None = None,
     replay: Replay = "saved",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     env_fn: EnvFn | None = None,
     trust: Trust = False,
 ) -> TrainResult:
