@@ -24,7 +24,13 @@ import pytest
 from rl_training import cli
 from rl_training._internal.flags import parse_flags
 from rl_training.checkpointing import load_checkpoint
-from rl_training.config import AtariConfig, TrainConfig, algo_config_type, config_from_file
+from rl_training.config import (
+    AtariConfig,
+    TrainConfig,
+    algo_config_type,
+    config_from_file,
+    preset_names,
+)
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.tools.play import PlayArgs
 from rl_training.version import __version__
@@ -282,8 +288,8 @@ def test_train_says_what_it_does_and_what_comes_next(capsys: Captured, small: Pa
     assert lines[0] == "total_timesteps reached at step 256"
     assert lines[1] == "evaluation: return 1.0 +/- 0.0 over 2 episodes"
     # The program is named as the shell here finds it: by name, or by its path.
-    assert any(re.fullmatch(rf"evaluate: \S*rl-training eval --checkpoint {run}", x) for x in lines)
-    resume = rf"resume:   \S*rl-training resume --checkpoint {run} --total-timesteps N"
+    assert any(re.fullmatch(rf"evaluate: \S*rl-training eval {run}", x) for x in lines)
+    resume = rf"resume:   \S*rl-training resume {run} --total-timesteps N"
     assert any(re.fullmatch(resume, line) for line in lines)
 
 
@@ -384,7 +390,7 @@ def test_a_file_may_build_on_a_preset_and_flags_on_the_file(
 
 
 def test_eval_plays_the_episodes_asked_for(capsys: Captured, finished: Path) -> None:
-    assert call("eval", "--checkpoint", finished, "--num-episodes", "3", "--json") == 0
+    assert call("eval", finished, "--num-episodes", "3", "--json") == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("return 1.00 +/- 0.00 (min 1.00, max 1.00) over 3 episodes")
     result = last_line(captured.out)
@@ -406,7 +412,7 @@ def test_eval_takes_a_checkpoint_file_and_flags(capsys: Captured, finished: Path
 
 def test_resume_of_a_finished_run_says_so(capsys: Captured, run_copy: Path) -> None:
     before = (run_copy / "metrics.jsonl").read_bytes()
-    assert call("resume", "--checkpoint", run_copy, "--json") == 0
+    assert call("resume", run_copy, "--json") == 0
     captured = capsys.readouterr()
     assert f"{run_copy} has finished its 256 steps; --total-timesteps N extends" in captured.err
     assert last_line(captured.out) == {
@@ -693,7 +699,7 @@ def test_an_interrupted_run_is_saved_and_can_be_finished(capsys: Captured, tmp_p
     run_dir, done = tmp_path / result["run_dir"], result["global_step"]
     assert 128 <= done < 6400
     assert done % 64 == 0
-    assert f"rl-training resume --checkpoint {result['run_dir']}\n" in out
+    assert f"rl-training resume {result['run_dir']}\n" in out
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
     saved = load_checkpoint(run_dir / "checkpoints" / "last.pt")
     assert saved["training"]["counters"]["global_step"] == done
@@ -705,3 +711,18 @@ def test_an_interrupted_run_is_saved_and_can_be_finished(capsys: Captured, tmp_p
     assert (finished["status"], finished["global_step"]) == ("finished", 6400)
     steps = [row["step"] for row in rows(run_dir) if "losses/loss" in row]
     assert steps == list(range(64, 6401, 64)), "no iteration is missing or stands twice"
+
+
+# -- presets ---------------------------------------------------------------------------------------
+
+
+def test_presets_are_listed_with_what_they_reached(capsys: Captured) -> None:
+    assert call("presets") == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split() == ["preset", "environment", "steps", "return"]
+    assert [row.split()[0] for row in rows[1:]] == preset_names()
+    assert call("presets", "PENDULUM", "--json") == 0
+    listed = json.loads(capsys.readouterr().out.splitlines()[-1])["presets"]
+    assert listed
+    assert all("pendulum" in one["name"] for one in listed)
+    assert "no preset contains 'zzz'" in mistake(capsys, "presets", "zzz")

@@ -1,4 +1,4 @@
-"""``rl-training``: train, eval, resume. Exit codes: 0 done, 2 the user's mistake, 1 a failure."""
+"""``rl-training``: train, eval, resume. Exit codes: 0 done, 2 a user error, 1 a failure."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ if TYPE_CHECKING:
 _HELP = f"""\
 rl-training {__version__}: train agents on Gymnasium environments.
 
-  rl-training train PRESET            train from a packaged preset, e.g. ppo/cartpole
-  rl-training train --config FILE     train from a YAML file; any flag overrides it
-  rl-training eval --checkpoint PATH  play whole episodes with a trained policy
-  rl-training resume --checkpoint PATH  go on with a run, exactly where it stopped
-  rl-training zoo list | run | report   benchmarks: many presets, several seeds, expected returns
-  rl-training report RUNS...            one HTML page of curves, scores and configs
-  rl-training record --checkpoint PATH  a video of whole episodes
-  rl-training play ENV | --checkpoint PATH  an environment on the screen
-  rl-training doctor                    what is installed, and where a training step's time goes
+  rl-training train PRESET              train from a packaged preset, e.g. ppo/cartpole
+  rl-training train --config FILE       train from a YAML file; flags override it
+  rl-training presets [WORD...]         list the presets
+  rl-training eval PATH                 evaluate a trained policy
+  rl-training resume PATH               continue a run exactly where it stopped
+  rl-training zoo list | run | report   benchmarks of many presets, with expected returns
+  rl-training report RUNS...            write an HTML page of curves, scores and configs
+  rl-training record PATH               record a video of whole episodes
+  rl-training play ENV | --checkpoint PATH  show an environment on the screen
+  rl-training doctor                    show what is installed; measure the parts of a training step
 
 PATH is a checkpoint or a run folder. 'rl-training COMMAND --help' lists every flag.
 """
 
 
 def load_config(path: str | Path) -> TrainConfig[Any]:
-    """The config in a YAML file, or of a packaged preset by its name."""
+    """Return the config of a YAML file, or of a packaged preset given by name."""
     from rl_training.config import config_from_file
 
     return config_from_file(path)
@@ -61,20 +62,21 @@ def load_config(path: str | Path) -> TrainConfig[Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalArgs:
-    """Play whole episodes with a trained policy."""
+    """Evaluate a trained policy over whole episodes."""
 
     checkpoint: Path
-    """A checkpoint, or a run folder (its last one)."""
+    """A checkpoint file, or a run folder (uses its last checkpoint)."""
     num_episodes: int = 20
-    """Whole episodes to play."""
+    """Number of episodes."""
     deterministic: bool | None = None
-    """Take the most likely action; --no-deterministic: sample one; unset: as the run evaluated."""
+    """Take the most likely action; --no-deterministic: sample one. Unset: the run's own setting
+    (eval_deterministic)."""
     seed: int | None = None
-    """Which episodes; unset: derived from the run's seed, unlike those of training."""
+    """Seed of the episodes; unset: derived from the run's seed, and different from training."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where the network runs; unset: as in training."""
+    """Device of the networks; unset: as in training."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that the checkpoint may name and that are then imported; no name: any."""
+    """Modules that may be imported if the checkpoint names them; without a value: all."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
@@ -84,19 +86,19 @@ class ResumeArgs:
     """Continue a run from its checkpoint, in the same folder."""
 
     checkpoint: Path
-    """A checkpoint, or a run folder (its last one)."""
+    """A checkpoint file, or a run folder (uses its last checkpoint)."""
     total_timesteps: int | None = None
-    """A new end of the run, in steps from its start."""
+    """New total number of environment steps, counted from the start of the run."""
     horizon: Literal["new", "keep"] = "new"
-    """With a new end: evaluate schedules over the new total, or keep their final values."""
+    """With a new total: 'new' runs schedules over it, 'keep' keeps their final values."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where the networks live from now on; unset: as before."""
+    """Device of the networks from now on; unset: as before."""
     acceleration: Literal["eager", "compile", "cudagraph"] | None = None
     """How updates run from now on; unset: as before."""
     replay: Literal["saved", "empty"] = "saved"
-    """Off-policy: go on with the saved replay, or with an empty one."""
+    """Off-policy: continue with the saved replay buffer, or with an empty one."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that the checkpoint may name and that are then imported; no name: any."""
+    """Modules that may be imported if the checkpoint names them; without a value: all."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
@@ -131,7 +133,8 @@ def _dispatch(args: list[str]) -> int:
         return 2
     try:
         run = resolve(command) if isinstance(command, str) else command
-        return int(run(args[1:]))
+        rest = _with_checkpoint_flag(args[1:]) if args[0] in _TAKE_A_RUN else args[1:]
+        return int(run(rest))
     except UserError as error:
         say(f"error: {error}")
         return 2
@@ -141,6 +144,11 @@ def _dispatch(args: list[str]) -> int:
     except KeyboardInterrupt:
         say("stopped")
         return 1
+
+
+def _with_checkpoint_flag(args: list[str]) -> list[str]:
+    """Let a path that comes first be the checkpoint: ``eval RUN`` is ``eval --checkpoint RUN``."""
+    return ["--checkpoint", *args] if args and not args[0].startswith("-") else args
 
 
 def _nobody_reads(error: Exception) -> bool:
@@ -188,7 +196,7 @@ def _train(args: list[str]) -> int:
         args,
         "rl-training train",
         default=default,
-        description="Train an agent: [PRESET | --config FILE] [flags]. --json: a JSON last line.",
+        description="Train an agent: [PRESET | --config FILE] [flags]. --json: print JSON last.",
     )
     from rl_training.runtime.setup import ExperimentManager
 
@@ -284,7 +292,10 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "record": "rl_training.tools.record:main",
     "play": "rl_training.tools.play:main",
     "doctor": "rl_training.tools.doctor.command:main",
+    "presets": "rl_training.tools.presets:main",
 }
+_TAKE_A_RUN = ("eval", "resume", "record")
+"""Commands whose first argument may be a run folder or a checkpoint."""
 
 
 def _finish(result: TrainResult, as_json: bool) -> int:
@@ -299,10 +310,10 @@ def _finish(result: TrainResult, as_json: bool) -> int:
     lines += [
         f"run:      {run}",
         f"view:     {_runnable('tensorboard')} --logdir {quoted}",
-        f"evaluate: {_runnable('rl-training')} eval --checkpoint {quoted}",
+        f"evaluate: {_runnable('rl-training')} eval {quoted}",
     ]
     more = "" if result.interrupted else " --total-timesteps N"
-    lines.append(f"resume:   {_runnable('rl-training')} resume --checkpoint {quoted}{more}")
+    lines.append(f"resume:   {_runnable('rl-training')} resume {quoted}{more}")
     show("\n".join(lines) + "\n")
     if as_json:
         _print_json(
