@@ -138,7 +138,7 @@ def test_an_algorithm_has_a_page_with_its_tables(algo: str) -> None:
     text = (DOCS / "algorithms" / f"{algo}.md").read_text(encoding="utf-8")
     assert f"\n<!-- knobs: {algo} -->\n" in text
     assert f"\n<!-- results: {algo} -->\n" in text
-    for part in ("Idea", "Knobs", "Logged", "Details", "Results"):
+    for part in ("Idea", "Hyperparameters", "Logged", "Details", "Results"):
         assert f"\n## {part}\n" in text
     filled = hooks.fill(text)
     for field in dataclasses.fields(algo_config_type(algo)):

@@ -230,7 +230,8 @@ def test_configs_tell_what_differs_and_what_does_not(trained: Trained) -> None:
     page = read(trained.written)
     differing = {row["Setting"]: row for row in page.rows("Settings that differ between groups")}
     common = {row["Setting"]: row["Value"] for row in page.rows("Settings common to all groups")}
-    partial = {row["Setting"] for row in page.rows("Knobs that only some algorithms have")}
+    rows = page.rows("Hyperparameters that only some algorithms have")
+    partial = {row["Setting"] for row in rows}
     assert differing["algo"] == {
         "Setting": "algo",
         "dqn (CartPole-v1)": "dqn",

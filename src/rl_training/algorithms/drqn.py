@@ -27,7 +27,7 @@ class DRQNConfig(QLearningConfig):
     batch_sequences: int = 32
     """Sequences per update."""
     batch_size: int | None = None  # type: ignore[assignment]
-    """Old name of batch_sequences."""
+    """Deprecated: use batch_sequences."""
     OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
         **QLearningConfig.OLD_NAMES,
         "batch_size": OldName("batch_sequences"),

@@ -33,13 +33,13 @@ class OffPolicyConfig(OptimizationConfig):
     batch_size: int = 256
     """Transitions per update."""
     train_freq: int = 1
-    """Learn at every crossing of a multiple of this many transitions."""
+    """Run updates each time this many transitions have been collected."""
     gradient_steps: float = 1.0
-    """Updates at each crossing; fractions add up, -1 is one update per transition."""
+    """Updates each time; fractions are carried over, -1: one per transition."""
     gamma: float = 0.99
     """Discount factor."""
     n_step: int = 1
-    """Rewards summed in a target before the value of the observation after them."""
+    """Number of rewards summed before bootstrapping."""
     hidden_sizes: tuple[int, ...] | None = (256, 256)
     """Widths of the hidden layers of every network; unset: 256 256, none after images."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "relu"

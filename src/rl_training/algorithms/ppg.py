@@ -32,7 +32,7 @@ class PPGConfig(PPOConfig):
     num_aux_minibatches: int = 16
     """Minibatches those rollouts are split into."""
     beta_clone: float = 1.0
-    """Weight of keeping the policy where it was, against fitting values in the auxiliary phase."""
+    """Weight of the KL term that keeps the policy close to its old self."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the trunk's layers, which policy and values share; unset: 64 64."""
     value_sizes: tuple[int, ...] = (64,)

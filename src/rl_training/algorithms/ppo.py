@@ -42,15 +42,15 @@ class OnPolicyConfig(OptimizationConfig):
     vf_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to at most this norm."""
+    """Clip gradients to this global norm."""
     optimizer_eps: float = 1e-5
-    """Added to the root of the average squared gradient, so that it is never 0."""
+    """Epsilon of the optimizer."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the hidden layers, of policy and value each; unset: 64 64, none after images."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
     """Activation between layers."""
     log_std_init: float = 0.0
-    """Log of the action deviation at the start (Box actions, in units of half the range)."""
+    """Initial log standard deviation of Box actions (in units of half the range)."""
     encoder: str | None = None
     """A 'module:Class' taking the ObsSpec, with an output_size; unset: a NatureCNN per image."""
     feature_size: int = 512
@@ -84,7 +84,7 @@ class PPOConfig(OnPolicyConfig):
     num_minibatches: int = 4
     """Minibatches a rollout is split into."""
     update_epochs: int = 4
-    """Passes over each rollout."""
+    """Epochs per rollout."""
     clip_coef: float = 0.2
     """How far the probability ratio may move from 1."""
     anneal_clip: bool = False

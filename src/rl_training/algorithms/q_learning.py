@@ -33,11 +33,11 @@ class QLearningConfig(OffPolicyConfig):
     anneal_lr: bool = False
     """Lower the learning rate linearly to zero over the run, where lr_schedule is unset."""
     tau: float = 1.0
-    """How far the target network moves towards the network; 1 copies it."""
+    """Interpolation factor of target network updates; 1: copy."""
     target_update_interval_steps: int = 500
-    """Transitions between moves of the target network, which follow the updates at that step."""
+    """Transitions between target network updates."""
     target_update_interval: int | None = None
-    """Old name of target_update_interval_steps."""
+    """Deprecated: use target_update_interval_steps."""
     OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
         "target_update_interval": OldName("target_update_interval_steps")
     }
@@ -49,9 +49,9 @@ class QLearningConfig(OffPolicyConfig):
     exploration_final_eps: float = 0.05
     """Share of random actions once exploration_fraction of the run is done."""
     max_grad_norm: float = 10.0
-    """Gradients are scaled down to at most this norm."""
+    """Clip gradients to this global norm."""
     double: bool = False
-    """The network chooses the next action, the target network values it (arXiv:1509.06461)."""
+    """Double Q-learning (arXiv:1509.06461)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

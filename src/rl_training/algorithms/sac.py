@@ -22,17 +22,17 @@ class SACConfig(OffPolicyConfig):
     """SAC's settings."""
 
     tau: float = 0.005
-    """How far the target critics move towards the critics at a time; 1 copies them."""
+    """Interpolation factor of target network updates; 1: copy."""
     target_update_interval_updates: int = 1
-    """Updates between moves of the target critics."""
+    """Updates between target network updates."""
     target_update_interval: int | None = None
-    """Old name of target_update_interval_updates."""
+    """Deprecated: use target_update_interval_updates."""
     OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
         "target_update_interval": OldName("target_update_interval_updates")
     }
     """Settings that have a new name."""
     num_critics: int = 2
-    """Number of critics; the least of their values is used."""
+    """Number of critics; targets use their minimum."""
     ent_coef: float | None = None
     """Weight of the entropy; unset: learnt, so that the entropy meets target_entropy."""
     ent_coef_init: float = 1.0

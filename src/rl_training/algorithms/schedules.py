@@ -23,23 +23,20 @@ class OptimizationConfig:
     """The optimizer's settings. Configs of algorithms derive from this one."""
 
     learning_rate: float = 3e-4
-    """Step size of the optimizer, at its highest."""
+    """Peak learning rate of the optimizer."""
     lr_schedule: Literal["constant", "linear", "cosine"] | None = None
-    """Learning rate over the run: 'constant', or falling to 0 as a line ('linear') or half a cosine
-    wave ('cosine'); unset: linear where anneal_lr is true, else constant."""
+    """'constant', or 'linear' or 'cosine' decay to 0; unset: linear if anneal_lr, else constant."""
     lr_warmup_fraction: float = 0.0
-    """Share of the run, 0 to 1, over which the learning rate first rises in a line, from 1% of it;
-    the schedule covers the rest of the run."""
+    """Fraction of the run with linear warm-up from 1% of the learning rate."""
     optimizer: Literal["adam", "adamw", "rmsprop", "radam"] = "adam"
     """Optimizer, as in torch.optim (RMSprop without momentum)."""
     optimizer_betas: tuple[float, float] = (0.9, 0.999)
     """Decay per update of the average gradient and of the average squared gradient; rmsprop uses
     the second alone."""
     optimizer_eps: float = 1e-8
-    """Added to the root of the average squared gradient, so that it is never 0."""
+    """Epsilon of the optimizer."""
     weight_decay: float = 0.0
-    """Pull of network parameters towards 0: with adamw they shrink by learning rate * weight_decay
-    per update, with the others weight_decay * parameter is added to the gradient."""
+    """Weight decay: decoupled with adamw, else added to the gradient."""
 
     def __post_init__(self) -> None:
         check_types(self, "algo_kwargs")

@@ -21,15 +21,15 @@ class TD3Config(OffPolicyConfig):
     """TD3's settings; noise is in units of half the action range."""
 
     tau: float = 0.005
-    """How far the targets move towards the networks at a time; 1 copies them."""
+    """Interpolation factor of target network updates; 1: copy."""
     num_critics: int = 2
-    """Number of critics; the least of their targets' values is used."""
+    """Number of critics; targets use their minimum."""
     policy_delay: int = 2
     """Critic updates per update of the policy and of the targets."""
     exploration_noise: float = 0.1
-    """Deviation of the noise on actions while collecting."""
+    """Standard deviation of the noise on actions while collecting."""
     target_policy_noise: float = 0.2
-    """Deviation of the noise on the target policy's actions."""
+    """Standard deviation of the noise on the target policy's actions."""
     target_noise_clip: float = 0.5
     """Largest magnitude of that noise."""
 

@@ -1,4 +1,4 @@
-"""``rl-training play``: an environment on the screen, played by a policy, by chance or by you."""
+"""``rl-training play``: show an environment, played by a policy, at random or by keyboard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _WINDOW = 480
-"""Pixels that a window of a game played by hand is wide at least."""
+"""Minimum width in pixels of the window of a game played by keyboard."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,24 +28,25 @@ class PlayArgs:
     """Show an environment on the screen: random actions, a trained policy, or the keyboard."""
 
     env_id: tyro.conf.Positional[str | None] = None
-    """Gymnasium id, 'my_package:MyEnv-v0' too; leave it out with --checkpoint."""
+    """Gymnasium id, or 'my_package:MyEnv-v0'; not together with --checkpoint."""
     _: dataclasses.KW_ONLY
     checkpoint: Path | None = None
-    """A checkpoint, or a run folder (its last one), whose policy plays."""
+    """A checkpoint file, or a run folder (uses its last checkpoint), whose policy plays."""
     keyboard: bool = False
-    """Play yourself, where the environment says which keys do what (Atari does)."""
+    """Play by keyboard, if the environment defines keys (Atari does)."""
     num_episodes: int = 1
-    """Whole episodes to play."""
+    """Number of episodes to play."""
     seed: int | None = None
-    """Which episodes; unset: those of seed 1, or derived from the run's seed."""
+    """Seed of the episodes; unset: 1, or derived from the run's seed."""
     deterministic: bool | None = None
-    """Take the most likely action; --no-deterministic: sample one; unset: as the run evaluated."""
+    """Take the most likely action; --no-deterministic: sample one. Unset: the run's own setting
+    (eval_deterministic)."""
     max_steps: int | None = None
-    """Steps after which an episode is left; unset: never."""
+    """Maximum number of steps per episode; unset: no limit."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where the network runs; unset: as in training."""
+    """Device of the networks; unset: as in training."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that the checkpoint may name and that are then imported; no name: any."""
+    """Modules that may be imported if the checkpoint names them; without a value: all."""
 
 
 def main(args: list[str]) -> int:
@@ -54,9 +55,9 @@ def main(args: list[str]) -> int:
 
     options: PlayArgs = parse_flags(PlayArgs, args, "rl-training play")
     if (options.env_id is None) == (options.checkpoint is None):
-        raise ConfigError("say what to play: an environment's id, or --checkpoint PATH")
+        raise ConfigError("play needs either the id of an environment or --checkpoint PATH")
     if options.keyboard and options.checkpoint is not None:
-        raise ConfigError("either the policy plays or you do: --keyboard goes with an id")
+        raise ConfigError("--keyboard needs the id of an environment instead of --checkpoint")
     from rl_training.tools import episodes
 
     episodes.check_counts(options.num_episodes, options.max_steps, None)
@@ -114,8 +115,8 @@ def _by_hand(options: PlayArgs) -> None:
     with contextlib.closing(env):
         if not env.has_wrapper_attr("get_keys_to_action"):
             raise UserError(
-                f"{_name(env)} does not say which keys do what (get_keys_to_action): leave out"
-                " --keyboard for random actions"
+                f"{_name(env)} has no key bindings (get_keys_to_action): omit --keyboard for random"
+                " actions"
             )
         keys = env.get_wrapper_attr("get_keys_to_action")()
         shown = (
@@ -133,7 +134,7 @@ def _by_hand(options: PlayArgs) -> None:
 
 
 class _Count:
-    """Score of the game played by hand; tells when enough was played."""
+    """Score of a game played by keyboard; counts the episodes."""
 
     def __init__(self, options: PlayArgs) -> None:
         self._options = options

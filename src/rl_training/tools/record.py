@@ -1,4 +1,4 @@
-"""``rl-training record``: a video of whole episodes with the score above them."""
+"""``rl-training record``: a video of whole episodes with their score in a caption."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ _SECONDS_BETWEEN_LINES = 5.0
 class RecordArgs:
     """Record whole episodes of a trained policy as a video.
 
-    They are those that ``rl-training eval`` plays for the same seed and number of episodes (where
-    actions are sampled: for one episode).
+    The episodes are those of ``rl-training eval`` with the same seed and number of episodes (if
+    actions are sampled: only for one episode).
     """
 
     checkpoint: Path
-    """A checkpoint, or a run folder (its last one)."""
+    """A checkpoint file, or a run folder (uses its last checkpoint)."""
     output: Path | None = None
-    """An .mp4 or .gif file; unset: an .mp4 under videos/ in the run folder."""
+    """Output file, .mp4 or .gif; unset: an .mp4 under videos/ in the run folder."""
     num_episodes: int = 1
-    """Whole episodes to record."""
+    """Number of episodes to record."""
     seed: int | None = None
-    """Which episodes; unset: derived from the run's seed, unlike those of training."""
+    """Seed of the episodes; unset: derived from the run's seed, and different from training."""
     deterministic: bool | None = None
-    """Take the most likely action; --no-deterministic: sample one; unset: as the run evaluated."""
+    """Take the most likely action; --no-deterministic: sample one. Unset: the run's own setting
+    (eval_deterministic)."""
     fps: float | None = None
-    """Frames a second; unset: as fast as the environment is meant to run."""
+    """Frames per second; unset: the environment's own rate."""
     max_steps: int | None = None
-    """Steps after which an episode is left; unset: never."""
+    """Maximum number of steps per episode; unset: no limit."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where the network runs; unset: as in training."""
+    """Device of the networks; unset: as in training."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that the checkpoint may name and that are then imported; no name: any."""
+    """Modules that may be imported if the checkpoint names them; without a value: all."""
 
 
 def main(args: list[str]) -> int:

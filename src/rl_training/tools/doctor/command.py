@@ -1,4 +1,4 @@
-"""``rl-training doctor``: what is installed, and where a training step's time goes."""
+"""``rl-training doctor``: installed versions, and the time of the parts of a training step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _LEAST_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorArgs:
-    """Say what is installed; with --config, measure a training step and what would be faster.
+    """Show what is installed; with --config, measure a training step and try faster settings.
 
-    Short real runs in a temporary folder; nothing of yours is changed.
+    It makes short training runs in a temporary folder, which is removed afterwards.
     """
 
     config: str | None = None
-    """A preset's name or a YAML file to measure."""
+    """Preset or YAML file to measure."""
     seconds: float = 60.0
-    """About how long measuring may take in all."""
+    """Approximate total time for measurements, in seconds."""
     json: bool = False
-    """Print the findings as one JSON object on the last line."""
+    """Print the result as one JSON object on the last line."""
 
 
 def main(args: list[str]) -> int:
@@ -64,13 +64,12 @@ def _as_text(advice: Advice, name: str, checkpoint_interval: int) -> str:
     base = advice.base
     lines = [
         "",
-        f"{name} on {advice.device}: {base.rate:,.0f} steps/s, give or take {base.spread:.0%}",
+        f"{name} on {advice.device}: {base.rate:,.0f} steps/s (+/- {base.spread:.0%})",
         "",
-        "where the time goes",
+        "share of the time",
         *(f"  {part:12s} {share:6.1%}" for part, share in _parts(advice).items()),
-        f"  of all this, copying to and from the device: {advice.transfer:.1%}",
-        "  not in these figures: evaluation, and checkpoints"
-        + _checkpoint_share(advice, checkpoint_interval),
+        f"  copies to and from the device, included above: {advice.transfer:.1%}",
+        "  not included: evaluation, checkpoints" + _checkpoint_share(advice, checkpoint_interval),
         "",
         "alternatives",
         *(f"  {_row(advice, result)}" for result in advice.tried),
@@ -111,8 +110,8 @@ def _recommendation(advice: Advice, name: str) -> list[str]:
     other = [result for result in faster if result.trial.changes]
     lines = []
     for results, problem in (
-        (same, "the same learning problem"),
-        (other, "ANOTHER learning problem"),
+        (same, "without a change to learning"),
+        (other, "but learning CHANGES"),
     ):
         if results:
             best = results[0]
@@ -121,7 +120,7 @@ def _recommendation(advice: Advice, name: str) -> list[str]:
                 f"faster, {advice.ratio(best):.2f}x, {problem}{why}:",
                 f"  rl-training train {shlex.quote(name)} {best.trial.flags}",
             ]
-    return lines or ["nothing that was tried is clearly faster: keep the config as it is"]
+    return lines or ["none of these is clearly faster: keep the config"]
 
 
 def _as_plain(advice: Advice) -> dict[str, Any]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ReportArgs:
     """Write one HTML page of learning curves, final scores, configs and commands.
 
-    The page needs nothing but itself: open it from disk, mail it, put it on a server. Runs that
-    differ in nothing but their seed are aggregated; unfinished and damaged runs are shown as such.
+    The page is self-contained: open it from disk, mail it, put it on a server. Runs that differ
+    only in their seed are aggregated; unfinished and damaged runs are marked.
     """
 
     runs: Annotated[
@@ -34,18 +34,18 @@ class ReportArgs:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="RUNS...", help_behavior_hint=""),
     ]
-    """Run folders, or folders that hold some, however deep."""
+    """Run folders, or folders that contain them at any depth."""
     output: Path = Path("report")
-    """Folder for report.html and the figures beside it (PNG); made where there is none."""
+    """Folder for report.html and its figures (PNG); created if missing."""
     metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Draw and score this metric, e.g. losses/loss, instead of evaluation and training returns."""
+    """Plot and score this metric, e.g. losses/loss, instead of evaluation and training returns."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WrittenReport:
-    """Where a report is, and what it says."""
+    """Paths and content of a written report."""
 
     page: Path
     figures: tuple[Path, ...]
@@ -58,7 +58,7 @@ def main(args: list[str]) -> int:
 
     options: ReportArgs = parse_flags(ReportArgs, args, "rl-training report")
     if not options.runs:
-        raise UserError("name at least one run folder, or a folder that holds some: runs/")
+        raise UserError("name at least one run folder, or a folder that contains some: runs/")
     written = write_report(options.runs, options.output, metric=options.metric)
     report = written.report
     for remark in report.remarks:

@@ -167,7 +167,7 @@ def configs_tables(report: Report) -> str:
     if differing:
         parts = [_settings_table("Settings that differ between groups", differing, groups)]
     if partial:
-        title = "Knobs that only some algorithms have"
+        title = "Hyperparameters that only some algorithms have"
         parts.append(_fold(title, len(partial), _settings_table(title, partial, groups)))
     title = "Settings common to all groups"
     rows = [[_code(key), _value(common, key)] for key in common]

@@ -29,14 +29,14 @@ from rl_training.trust import require_trust, trust_from_flag
 _HELP = """\
 rl-training zoo: benchmarks of many presets and seeds.
 
-  rl-training zoo list [BENCHMARK]    what there is, what is expected of it, and what was measured
-  rl-training zoo run BENCHMARK       run it, or go on where it stopped
-  rl-training zoo report BENCHMARK    measured against expected
+  rl-training zoo list [BENCHMARK]    benchmarks with their expected and measured returns
+  rl-training zoo run BENCHMARK       run it, or continue where it stopped
+  rl-training zoo report BENCHMARK    compare measured with expected returns
 
-BENCHMARK is a manifest, its folder, or the name of a packaged one: {names}.
+BENCHMARK is a manifest, its folder, or a packaged benchmark: {names}.
 """
 _LINE_SECONDS = 10.0
-"""Between lines of progress where the output is not a terminal."""
+"""Seconds between progress lines if the output is not a terminal."""
 
 
 _NAMED = tyro.conf.arg(metavar="BENCHMARK")
@@ -44,36 +44,36 @@ _NAMED = tyro.conf.arg(metavar="BENCHMARK")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunArgs:
-    """Run a benchmark's presets with several seeds; called again, finish what is missing."""
+    """Run a benchmark's presets with several seeds; if called again, run only what is missing."""
 
     benchmark: Annotated[str, tyro.conf.Positional, _NAMED]
     """A manifest, its folder, or the name of a packaged benchmark."""
     seeds: int | None = None
-    """The first so many seeds of every preset; unset: all."""
+    """Number of seeds to run for every preset; unset: all."""
     scale: float = 1.0
-    """Share of the steps to take: 0.05 to see that everything works."""
+    """Factor on the number of steps, for example 0.05 for a quick test."""
     processes: int = 1
-    """Runs at once."""
+    """Number of parallel runs."""
     only: tuple[str, ...] = ()
-    """Presets to run; unset: all."""
+    """Names of the presets to run; unset: all."""
     output_dir: Path = Path("runs/zoo")
-    """Folder that holds a folder per benchmark."""
+    """Output folder, with one folder per benchmark."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that its presets may name and that are then imported; no name: any."""
+    """Modules that may be imported if a preset names them; without a value: all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportArgs:
-    """Compare what a benchmark's runs reached with what was expected."""
+    """Compare the returns of a benchmark's runs with the expected ones."""
 
     benchmark: Annotated[str, tyro.conf.Positional, _NAMED]
     """A manifest, its folder, or the name of a packaged benchmark."""
     scale: float = 1.0
-    """The share of the steps that it was run with."""
+    """The --scale that it was run with."""
     output_dir: Path = Path("runs/zoo")
-    """Folder that holds a folder per benchmark."""
+    """Output folder, with one folder per benchmark."""
     json: Path | None = None
-    """Also write what was measured, seed by seed, to this file."""
+    """Also write the results of every seed to this file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class ListArgs:
     """List benchmarks and their presets."""
 
     benchmark: Annotated[str | None, tyro.conf.Positional, _NAMED] = None
-    """One of them; unset: all packaged ones."""
+    """Benchmark to list; unset: all packaged ones."""
 
 
 def main(args: list[str]) -> int:
@@ -100,7 +100,7 @@ def _list(args: list[str]) -> int:
     names = benchmark_names() if options.benchmark is None else [options.benchmark]
     for name in names:
         benchmark = load_benchmark(name)
-        rows = [["preset", "steps", "seeds", "expected", "measured", "source of what is expected"]]
+        rows = [["preset", "steps", "seeds", "expected", "measured", "source of expected"]]
         kept = _kept(benchmark)
         rows += [_listed(entry, kept) for entry in benchmark.entries]
         show_result(f"{_heading(benchmark)}\n{_table(rows)}\n\n")
@@ -159,7 +159,7 @@ def _run(args: list[str]) -> int:
         say(f"failed: {outcome.job.name}: {outcome.error}")
     missing = len(jobs) - len(done)
     if missing:
-        again = "the same command goes on with what is missing"
+        again = "repeat the command to run what is missing"
         say(f"{len(done)} of {len(jobs)} runs are finished; {again}")
     folder = jobs[0].folder.parent.parent
     show(f"page:  rl-training report {shlex.quote(str(folder))}\n")
@@ -183,7 +183,7 @@ def _report(args: list[str]) -> int:
 
 
 def _comparison(results: Results) -> str:
-    """A table of what was measured and expected."""
+    """Return a table of measured and expected returns."""
     table = [["preset", "steps", "seeds", "mean", "lowest", "highest", "expected", ""]]
     for row in results.presets:
         spread = [row.mean, min(row.means), max(row.means)] if row.runs else [None] * 3
@@ -219,7 +219,7 @@ def _table(rows: list[list[str]]) -> str:
 
 
 class _View:
-    """Shows running jobs: in place on a terminal, else a line now and then."""
+    """Shows running jobs: updated in place on a terminal, else as lines at intervals."""
 
     def __init__(self, total: int) -> None:
         self._total = total
