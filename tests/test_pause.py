@@ -262,7 +262,12 @@ config = TrainConfig(algo=algo, env_id="Slow-v0", num_envs=1, total_timesteps=10
                      algo_kwargs=knobs, eval_interval=8 if mode == "evaluation" else 0,
                      eval_episodes=50, tensorboard=False, progress=False)
 print("ready", flush=True)
-print({"ppo": PPO, "sac": SAC}[algo](config).learn().interrupted)
+model = {"ppo": PPO, "sac": SAC}[algo](config)
+try:
+    model.learn()
+except KeyboardInterrupt:  # what SIGINT means in Python, once the run is saved
+    pass
+print(model.result.interrupted)
 """
 
 
