@@ -474,7 +474,7 @@ def test_a_typo_in_a_config_key_is_a_mistake(capsys: Captured, small: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nseed: 2", "key 'seed' stands twice (line 2)"),
+        ("seed: 1\nseed: 2", "duplicate key 'seed' (line 2)"),
         ("num_envs: 0", "'num_envs' must be at least 1; got 0"),
         ("format: 99", "has format 99"),
         ("algo: 3", "algo"),

@@ -428,9 +428,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 def test_a_key_that_stands_twice_is_refused_with_its_line(
     tmp_path: Path, text: str, key: str, line: int
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"config\.yaml: key '{key}' stands twice \(line {line}\)"
-    ):
+    with pytest.raises(ConfigError, match=rf"config\.yaml: duplicate key '{key}' \(line {line}\)"):
         from_text(tmp_path, text)
 
 

@@ -101,7 +101,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
-            raise ConfigError(f"key {key!r} stands twice (line {key_node.start_mark.line + 1})")
+            raise ConfigError(f"duplicate key {key!r} (line {key_node.start_mark.line + 1})")
         seen.add(key)
     loader.flatten_mapping(node)
     return {

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: light to start, deaf to Ctrl-C, never left hanging."""
+"""Environments in worker processes that load no torch, ignore Ctrl-C and are always ended."""
 
 from __future__ import annotations
 
