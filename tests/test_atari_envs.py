@@ -325,7 +325,7 @@ def test_halves_step_like_one_vector() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"env_id": "CartPole-v1"}, "CartPole-v1 is none"),
+        ({"env_id": "CartPole-v1"}, "CartPole-v1 is not an Atari game"),
         ({"env_kwargs": {"frameskip": 2}}, "env_kwargs.frameskip"),
         ({"env_kwargs": {"max_episode_steps": 9}}, "env_kwargs.max_episode_steps"),
         ({"env_kwargs": {"continuous": True}}, "does not go with preprocessing: atari"),

@@ -97,7 +97,10 @@ def test_the_named_seed_repeats_the_episode(make_config: MakeConfig) -> None:
     env.reset()
     with pytest.raises(EnvironmentFailure) as caught:
         env.step(0)
-    assert f"environment 3 failed in step 1 of its episode 2 (seed {seeds[2]})" in str(caught.value)
+    assert (
+        f"environment 3 (probe/Faulty-v0) failed in step 1 of its episode 2 (seed {seeds[2]})"
+        in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_a_step_before_the_first_reset_is_refused(make_config: MakeConfig) -> No
 def test_an_environment_that_exits_fails_the_run(tmp_path: Path, capsys: Any) -> None:
     words = [*("--env-id", FAULTY, "--env-kwargs", "{fault: exits}", "--output-dir", str(tmp_path))]
     assert cli.main(["train", *words, "--total-timesteps", "64", "--no-tensorboard"]) == 1
-    assert "environment 0 failed in step 3" in capsys.readouterr().err
+    assert "environment 0 (probe/Faulty-v0) failed in step 3" in capsys.readouterr().err
 
 
 def test_a_close_that_fails_closes_the_others_and_is_named(make_config: MakeConfig) -> None:
@@ -189,7 +192,9 @@ def test_a_close_that_fails_closes_the_others_and_is_named(make_config: MakeConf
                 sys.exit(0)
 
     env = make_vector_env(make_config(), env_fn=Closes)
-    with pytest.raises(EnvironmentFailure, match=r"^environment 0 failed in close: .*sys.exit"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"^environment 0 \(Closes\) failed in close: .*sys.exit"
+    ):
         env.close()
     assert closed == [0, 1]
 
@@ -226,7 +231,8 @@ def test_a_wrong_result_of_a_step_is_named_with_what_was_expected(
     with pytest.raises(EnvironmentFailure) as caught:
         step_to_failure(env)
     assert re.match(
-        rf"environment 1 failed in step 3 of its episode 0 .*: .*{message}", str(caught.value)
+        rf"environment 1 \(Faulty\) failed in step 3 of its episode 0 .*: .*{message}",
+        str(caught.value),
     )
 
 
@@ -242,7 +248,9 @@ def test_a_wrong_result_of_a_reset_is_named_with_what_was_expected(
     fault: str, message: str, make_config: MakeConfig
 ) -> None:
     env = make_vector_env(make_config(), env_fn=second_is(fault, at=0))
-    with pytest.raises(EnvironmentFailure, match=rf"^environment 1 failed in reset .*{message}"):
+    with pytest.raises(
+        EnvironmentFailure, match=rf"^environment 1 \(Faulty\) failed in reset .*{message}"
+    ):
         env.reset()
 
 
@@ -265,7 +273,9 @@ def test_unusual_types_that_mean_the_same_pass(make_config: MakeConfig) -> None:
 
 def test_an_observation_of_text_is_named(make_config: MakeConfig) -> None:
     env = make_vector_env(make_config(), env_fn=second_is("text"))
-    with pytest.raises(EnvironmentFailure, match=r"^environment 1 failed in a step: .*string"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"^environment 1 \(Faulty\) .*dtype float32; got .*dtype <U"
+    ):
         step_to_failure(env)
 
 
@@ -278,7 +288,9 @@ def test_an_info_that_fits_no_vector_is_named(make_config: MakeConfig) -> None:
 
     env = make_vector_env(make_config(), env_fn=Grows)
     env.reset()
-    with pytest.raises(EnvironmentFailure, match=r"^environment 1 failed in a step: ValueError"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"^environment 1 \(Grows\) failed in a step: ValueError"
+    ):
         env.step(IDLE)
 
 
@@ -306,7 +318,10 @@ def test_workers_name_the_same(fault: str, message: str, make_config: MakeConfig
         with pytest.raises(WorkerError) as caught:
             step_to_failure(env)
         text = str(caught.value)
-        assert re.match(rf"environment 1 failed in step 3 of its episode 1 .*: .*{message}", text)
+        assert re.match(
+            rf"environment 1 \(probe/Faulty-v0\) failed in step 3 of its episode 1 .*: .*{message}",
+            text,
+        )
         assert text.count("Traceback") == (fault == "exits")
     finally:
         env.close()
@@ -378,8 +393,10 @@ def test_exceptions_of_the_scripts_own_classes_do_not_hide_a_workers_message(
     )
     assert done.returncode == 0, done.stderr
     step, snapshot = done.stdout.splitlines()
-    assert re.match(r"environment [01] failed in step 1 .*Local: engine 0", step)
-    assert re.match(r"environment [01] failed in get_state: SimulatorCrash: no state", snapshot)
+    assert re.match(r"environment [01] \(Mine\) failed in step 1 .*Local: engine 0", step)
+    assert re.match(
+        r"environment [01] \(Mine\) failed in get_state: SimulatorCrash: no state", snapshot
+    )
     assert "PicklingError" not in done.stderr
 
 
@@ -458,7 +475,9 @@ def train_to_nan(make_config: MakeConfig, algo: str, fault: str, **kwargs: Any) 
 def place(algo: str, row: int) -> str:
     """Where a row is: rollouts of 64 steps of two environments are checked one by one."""
     rollout = 0 if algo in OFF_POLICY else row // 64
-    return f"{row - 64 * rollout} vector steps after global step {128 * rollout}"
+    steps = row - 64 * rollout
+    plus = f" plus {steps} steps of every environment" if steps else ""
+    return f"at global step {128 * rollout}{plus}"
 
 
 @pytest.mark.parametrize("algo", ["ppo", "recurrent_ppo", "dqn", "sac"])
@@ -485,9 +504,8 @@ def test_a_nan_is_traced_to_its_environment_and_step(
     make_config: MakeConfig,
 ) -> None:
     message = train_to_nan(make_config, algo, fault, at=at, length=length)
-    assert message.startswith(
-        f"{what} is not finite in environment 1, {when} of its episode, {place(algo, row)}"
-    )
+    assert message.startswith(f"environment 1 returned a non-finite {what} {when} of its episode: ")
+    assert f", {place(algo, row)} (" in message
 
 
 @pytest.mark.parametrize("algo", ["ppo", "recurrent_ppo"])
@@ -495,8 +513,8 @@ def test_a_nan_after_the_last_step_of_a_rollout_is_an_observation(
     algo: str, make_config: MakeConfig
 ) -> None:
     message = train_to_nan(make_config, algo, "nan", at=64)
-    expected = "observation is not finite in environment 1, after step 64 of its episode, 64 vector"
-    assert message.startswith(expected)
+    expected = "environment 1 returned a non-finite observation after step 64 of its episode: nan, "
+    assert message.startswith(f"{expected}at global step 0 plus 64 steps of every environment")
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
@@ -505,13 +523,13 @@ def test_a_nan_in_a_dict_names_the_key(
     algo: str, fault: str, what: str, make_config: MakeConfig
 ) -> None:
     message = train_to_nan(make_config, algo, fault, at=70, form="dict")
-    assert message.startswith(f"{what}observation['speed'] is not finite in environment 1, ")
+    assert message.startswith(f"environment 1 returned a non-finite {what}observation['speed'] ")
     assert "step 70 of its episode" in message
 
 
 def test_an_observation_is_named_before_the_action_it_caused(make_config: MakeConfig) -> None:
     message = train_to_nan(make_config, "ppo", "nan", at=70, continuous=True)
-    assert message.startswith("observation is not finite in environment 1, after step 70")
+    assert message.startswith("environment 1 returned a non-finite observation after step 70 ")
 
 
 @pytest.mark.parametrize("algo", ["ppo", "recurrent_ppo", "sac"])
@@ -526,7 +544,7 @@ def test_an_action_without_a_nan_before_it_is_the_policys_fault(
         for parameter in model.model.parameters():
             parameter.fill_(torch.nan)
     warm_up = 32 if algo == "sac" else 0
-    message = rf"^action is not finite in environment 0, in step {warm_up + 1} .*training diverged"
+    message = rf"non-finite action for environment 0 in step {warm_up + 1} .*training diverged"
     with pytest.raises(NonFiniteError, match=message):
         trainer.train()
 

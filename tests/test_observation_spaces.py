@@ -254,7 +254,9 @@ def test_a_value_outside_its_space_is_named(
     env = adapted(make_config, lambda: Returns(space, good, good if next(fine) else bad, ends))
     env.reset()
     env.step(np.zeros(3, np.int64))
-    with pytest.raises(EnvironmentFailure, match=rf"^environment 1 returned .*: {message}"):
+    with pytest.raises(
+        EnvironmentFailure, match=rf"^environment 1 \(Returns\) returned .*: {message}"
+    ):
         env.step(np.zeros(3, np.int64))
 
 
@@ -284,7 +286,9 @@ def test_a_wrong_shape_inside_is_named(
     env = adapted(make_config, lambda: Returns(space, good, bad))
     env.reset()
     env.step(np.zeros(3, np.int64))
-    with pytest.raises(EnvironmentFailure, match=rf"^environment 0 failed in step 2 .*{message}"):
+    with pytest.raises(
+        EnvironmentFailure, match=rf"^environment 0 \(Returns\) failed in step 2 .*{message}"
+    ):
         env.step(np.zeros(3, np.int64))
 
 
@@ -334,7 +338,7 @@ def test_drqn_takes_a_discrete_observation_and_refuses_a_tuple(make_config: Make
     agent.learn()
     action, _ = agent.predict(3)
     assert action in range(4)
-    with pytest.raises(ConfigError, match=r"drqn takes vector observations, not Dict ones.*ppo"):
+    with pytest.raises(ConfigError, match=r"drqn takes vector observations, not Tuple ones.*ppo"):
         DRQN(make_config(algo="drqn", env_id="Blackjack-v1")).learn()
 
 
@@ -492,7 +496,7 @@ def test_a_saved_policy_takes_the_environments_own_observations(
         (spaces.Discrete(4), 4, "the observation contains 4, .* values 0 to 3"),
         (spaces.Discrete(4), [0, 1, 9], "the observation contains 9, .* values 0 to 3"),
         (spaces.Discrete(4), 1.5, "the observation contains 1.5"),
-        (spaces.Discrete(4), "1", "the observation is not numbers"),
+        (spaces.Discrete(4), "1", "the observation has dtype"),
         (spaces.Discrete(4), [[1]], r"shape \(1, 1\); expected \(\), or \(n,\) for a batch"),
         (SPACES["multi_discrete"], [1, 0, 0], r"shape \(3,\); expected \(2,\), or \(n, 2\)"),
         (SPACES["tuple"], [0, [1, 2]], "the observation must be a tuple of 2; got list"),

@@ -111,7 +111,9 @@ def test_a_worker_that_raises_shows_its_traceback(async_config: MakeConfig) -> N
         with pytest.raises(WorkerError) as caught, within(PROMPT):
             env.step(IDLE)
     message = str(caught.value)
-    assert re.match(r"environment [01] failed in step 5 of its episode 1 .*\nTraceback", message)
+    assert re.match(
+        r"environment [01] \(\S+\) failed in step 5 of its episode 1 .*\nTraceback", message
+    )
     assert "RuntimeError: the pole fell on my foot" in message
     assert "probe_envs.py" in message
 

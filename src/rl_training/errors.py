@@ -1,13 +1,14 @@
-"""Errors a user can act on. A ``UserError`` is a mistake in the request, not a failure of a run."""
+"""Errors that a user can act on. A ``UserError`` is an error in the request, not a failed run."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake the user can mend; the command line prints it in one line and exits with 2."""
+    """An error in the request that the user can fix; the command line then exits with 2."""
 
 
 class ConfigError(UserError, ValueError):
@@ -23,7 +24,7 @@ class WorkerError(RuntimeError):
 
 
 class EnvironmentFailure(RuntimeError):  # noqa: N818 - 'EnvironmentError' is taken
-    """An environment broke its own rules."""
+    """An environment violated the Gymnasium API or raised an error."""
 
 
 class StorageError(RuntimeError):
@@ -40,22 +41,46 @@ class NonFiniteError(RuntimeError):
 
 _OTHER_NAMES = {
     "lr": ("learning_rate",),
+    "learn_rate": ("learning_rate",),
+    "step_size": ("learning_rate",),
     "env": ("env_id",),
     "env_name": ("env_id",),
+    "environment": ("env_id",),
     "n_envs": ("num_envs",),
     "n_steps": ("num_steps", "n_step"),
+    "rollout_length": ("num_steps",),
     "n_epochs": ("update_epochs",),
+    "n_minibatches": ("num_minibatches",),
+    "batch_size": ("num_minibatches", "batch_sequences"),
+    "minibatch_size": ("num_minibatches", "batch_size"),
     "clip_range": ("clip_coef",),
     "clip_range_vf": ("clip_vloss",),
+    "clip_ratio": ("clip_coef",),
     "normalize_advantage": ("norm_adv",),
     "net_arch": ("hidden_sizes",),
-    "policy_kwargs": ("hidden_sizes",),
+    "features_extractor_class": ("encoder",),
+    "features_extractor_kwargs": ("encoder_kwargs",),
     "activation_fn": ("activation",),
+    "lam": ("gae_lambda",),
+    "entropy_coef": ("ent_coef",),
+    "discount": ("gamma",),
     "max_steps": ("total_timesteps",),
+    "steps": ("total_timesteps",),
     "timesteps": ("total_timesteps",),
     "total_steps": ("total_timesteps",),
+    "n_timesteps": ("total_timesteps",),
+    "n_eval_episodes": ("eval_episodes",),
+    "eval_freq": ("eval_interval",),
+    "save_freq": ("checkpoint_interval",),
+    "replay_size": ("buffer_size",),
+    "memory_size": ("buffer_size",),
+    "polyak": ("tau",),
     "tensorboard_log": ("tensorboard",),
     "verbose": ("progress",),
+    "track": ("wandb",),
+    "wandb_project_name": ("wandb_project",),
+    "log_dir": ("output_dir",),
+    "cuda": ("device",),
     "action_noise": ("exploration_noise",),
     "policy_freq": ("policy_delay",),
     "alpha": ("ent_coef", "priority_alpha"),
@@ -69,15 +94,116 @@ _OTHER_NAMES = {
 }
 """What settings are called in Stable-Baselines3, CleanRL and elsewhere, and here."""
 
+_OTHER_ALGORITHMS = {
+    "a3c": "a2c",
+    "acktr": "a2c",
+    "vpg": "a2c",
+    "ppo1": "ppo",
+    "ppo2": "ppo",
+    "trpo": "ppo",
+    "maskable_ppo": "ppo",
+    "ppo_lstm": "recurrent_ppo",
+    "lstm_ppo": "recurrent_ppo",
+    "ppo_recurrent": "recurrent_ppo",
+    "rppo": "recurrent_ppo",
+    "ddqn": "dqn",
+    "double_dqn": "dqn",
+    "dueling_dqn": "dqn",
+    "rainbow": "dqn",
+    "c51": "dqn",
+    "qrdqn": "dqn",
+    "qr_dqn": "dqn",
+    "r2d2": "drqn",
+    "ddpg": "td3",
+    "tqc": "sac",
+}
+"""Algorithms that are not included, and the nearest one that is."""
+
+_NOT_HERE = {
+    "policy_kwargs": "Use hidden_sizes, critic_hidden_sizes, activation, encoder or network",
+    "policy": "There is no policy argument: the networks follow from the spaces",
+    "preset": "In Python a preset is a config: PPO(config_from_file('ppo/cartpole'))",
+    "use_sde": "State-dependent exploration is not available",
+    "replay_buffer_class": "There is one replay buffer; hindsight replay is not available",
+    "optimizer_class": "Use optimizer: adam, adamw, rmsprop or radam",
+    "optimizer_kwargs": "Use optimizer_betas, optimizer_eps and weight_decay",
+    "monitor_wrapper": "Returns and lengths of episodes are always logged",
+    "callback": "Callbacks are an argument of learn: learn(n, callbacks=...)",
+    "render_mode": "Use env_kwargs={'render_mode': ...}, or the commands record and play",
+}
+"""Settings of other libraries without a counterpart of the same kind."""
+_MOST_LISTED = 20
+"""A longer list of known names is left out of a message."""
+
+_MIN_SIMILARITY = 0.72
+_SHORT_NAME = 4
+"""Up to this length a name is suggested only if it alone is one typing mistake away."""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that was probably meant: a near miss, its start, or another library's name.
+
+    Case is ignored, and dashes equal underscores. None where nothing known is near enough.
+    """
+    options = {_normalised(option): option for option in known}
+    given = _normalised(name)
+    if given in options:
+        return options[given]
+    elsewhere = (*_OTHER_NAMES.get(given, ()), _OTHER_ALGORITHMS.get(given, ""))
+    for other in elsewhere:
+        if other in options:
+            return options[other]
+    starts = [option for option in options if option.startswith(f"{given}_")]
+    if len(starts) == 1:
+        return options[starts[0]]
+    if len(given) <= _SHORT_NAME:
+        close = [option for option in options if is_one_mistake(given, option)]
+        return options[close[0]] if len(close) == 1 else None
+    close = difflib.get_close_matches(given, sorted(options), n=1, cutoff=_MIN_SIMILARITY)
+    return options[close[0]] if close else None
+
+
+def is_name_elsewhere(name: str) -> bool:
+    """Return whether another library has a setting of this name that is called otherwise here."""
+    return _normalised(name) in _OTHER_NAMES
+
+
+def _normalised(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def is_one_mistake(one: str, other: str) -> bool:
+    """Return whether a letter added, left out or replaced, or two exchanged, make them equal."""
+    pairs = zip(one, other, strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    rest, other_rest = one[shared:], other[shared:]
+    return rest != other_rest and (
+        rest[1:] == other_rest[1:]
+        or rest[1:] == other_rest
+        or rest == other_rest[1:]
+        or (rest[:2] == other_rest[:2][::-1] and rest[2:] == other_rest[2:])
+    )
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for a near miss, else the list of what is known.
-
-    The name that a setting has in other libraries is a near miss, too.
-    """
+    """Return ``" Did you mean 'x'?"`` for a near miss, else the list of what is known."""
     options = sorted(known)
-    elsewhere = [other for other in _OTHER_NAMES.get(name, ()) if other in options]
-    close = elsewhere or difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    if close:
-        return f" Did you mean {close[0]!r}?"
+    if near := nearest_name(name, options):
+        return f" Did you mean {near!r}?"
+    if hint := _NOT_HERE.get(_normalised(name)):
+        return f" {hint}."
+    if len(options) > _MOST_LISTED:
+        return ""
     return f" Known: {', '.join(options)}." if options else ""
+
+
+def did_you_mean_flag(flag: str, known: Iterable[str]) -> str:
+    """Return ``" Did you mean --x?"`` for a flag that is unknown, or nothing.
+
+    ``known`` are the flags with or without their dashes; of ``--algo-kwargs.learning-rate`` the
+    part after the last dot is compared.
+    """
+    names = {option.lstrip("-").rpartition(".")[2]: option.lstrip("-") for option in known}
+    wanted = flag.lstrip("-").partition("=")[0].rpartition(".")[2]
+    near = nearest_name(wanted, names)
+    return f" Did you mean --{names[near]}?" if near else ""

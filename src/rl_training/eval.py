@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
 from rl_training.envs.factory import has_single_env
-from rl_training.errors import Paused
-from rl_training.types import Progress, StopRequest, never
+from rl_training.errors import ConfigError, EnvironmentFailure, Paused, WorkerError
+from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, StopRequest, never
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 _MAX_EVAL_ENVS = 10
 MAX_EPISODE_STEPS = 100_000
-"""Steps after which an evaluation episode is cut: some environments never end one."""
+"""Steps after which an evaluation episode is cut where the environment has a time limit."""
+MAX_STEPS_WITHOUT_LIMIT = 10_000
+"""Steps after which it is cut where no time limit is known: the episode may never end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +38,16 @@ class EvalResult:
         """Mean over episodes."""
         return float(np.mean(self.returns))
 
+    @property
+    def std_return(self) -> float:
+        """Standard deviation over episodes."""
+        return float(np.std(self.returns))
+
     def metrics(self) -> dict[str, float]:
-        """As logged."""
+        """Return the metrics under the names they are logged with."""
         return {
             "eval/return_mean": self.mean_return,
-            "eval/return_std": float(np.std(self.returns)),
+            "eval/return_std": self.std_return,
             "eval/return_min": float(np.min(self.returns)),
             "eval/return_max": float(np.max(self.returns)),
             "eval/length_mean": float(np.mean(self.lengths)),
@@ -47,18 +56,84 @@ class EvalResult:
 
 
 def make_eval_env(
-    config: TrainConfig[Any], num_episodes: int, env_fn: EnvFn | None = None
+    config: TrainConfig[Any],
+    num_episodes: int,
+    env_fn: EnvFn | None = None,
+    spaces: tuple[ObsSpec, ActionSpec] | None = None,
 ) -> VectorAdapter:
-    """Environments for evaluation, apart from those trained on."""
+    """Return environments for evaluation, separate from those of training.
+
+    Raises `ConfigError` where their spaces differ from ``spaces``, those of the policy.
+    """
     if config.preprocessing == "atari":
         whole_games = {"terminal_on_life_loss": False, "clip_rewards": False}
         config = config.with_overrides(atari=whole_games, overlap=False)
-    elif config.vectorization == "native" and has_single_env(config):
+    elif config.vectorization == "native" and (env_fn or has_single_env(config)):
         config = config.with_overrides(vectorization="sync")
+    if env_fn is not None and config.env_kwargs:  # they belong to the environment of the id
+        config = config.with_overrides(env_kwargs={})
     count = min(num_episodes, _MAX_EVAL_ENVS)
-    return VectorAdapter(make_vector_env(config, count, env_fn=env_fn), config.seed)
+    with _failures_in_evaluation():
+        env = VectorAdapter(make_vector_env(config, count, env_fn=env_fn), config.seed)
+    if spaces is not None:
+        try:
+            require_same_spaces(env, *spaces)
+        except ConfigError:
+            env.close()
+            raise
+    return env
 
 
+def require_same_spaces(env: VectorAdapter, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
+    """Raise `ConfigError` unless environments have the spaces that a policy was trained on."""
+    pairs: tuple[tuple[str, ObsSpec | ActionSpec, ObsSpec | ActionSpec], ...] = (
+        ("observations", obs_spec, env.obs_spec),
+        ("actions", action_spec, env.action_spec),
+    )
+    for name, own, given in pairs:
+        if own.to_plain() != given.to_plain():
+            raise ConfigError(
+                f"evaluation: {env.name} does not match the policy: its {name} are"
+                f" {spec_in_words(given)}, but the policy was trained on {spec_in_words(own)}"
+            )
+
+
+def spec_in_words(spec: ObsSpec | ActionSpec) -> str:
+    """Shapes and dtypes of observations, or the kind of actions with their sizes and bounds."""
+    if isinstance(spec, ObsSpec):
+        parts = {name: _array_in_words(leaf) for name, leaf in spec.leaves.items()}
+        return parts.get("") or ", ".join(f"{name!r}: {part}" for name, part in parts.items())
+    if spec.nvec:
+        return f"{spec.described}({', '.join(map(str, spec.nvec))})"
+    bounds = f", low {list(spec.low)}, high {list(spec.high)}" if spec.low else ""
+    return f"{spec.described} of shape {spec.shape}{bounds}"
+
+
+def _array_in_words(leaf: ArraySpec) -> str:
+    if leaf.nvec:
+        return f"Discrete({', '.join(map(str, leaf.nvec))})"
+    return f"{leaf.dtype} of shape {leaf.given_shape}"
+
+
+def require_env_fn(custom_env: bool, env_fn: EnvFn | None, call: str) -> None:
+    """Raise `ConfigError` where a policy was trained with ``env_fn`` and none is given now."""
+    if custom_env and env_fn is None:
+        raise ConfigError(
+            "the policy was trained with env_fn, which is not saved: pass"
+            f" the function again, as in {call}"
+        )
+
+
+@contextlib.contextmanager
+def _failures_in_evaluation() -> Iterator[None]:
+    """Add to the message of an environment's failure that it happened in evaluation."""
+    try:
+        yield
+    except (EnvironmentFailure, WorkerError) as error:
+        raise type(error)(f"evaluation: {error}") from error.__cause__
+
+
+@_failures_in_evaluation()
 def evaluate_actor(
     actor: Actor,
     env: VectorAdapter,
@@ -66,15 +141,18 @@ def evaluate_actor(
     num_episodes: int,
     seed: int,
     stop: StopRequest = never,
-    max_steps: int = MAX_EPISODE_STEPS,
+    max_steps: int | None = None,
 ) -> EvalResult:
     """Play ``num_episodes`` whole episodes; raises `Paused` where ``stop`` requests it.
 
     Each environment plays a share fixed beforehand: counting the first N to finish would favour
-    short episodes.
+    short episodes. An episode that does not end is cut after ``max_steps`` (unset:
+    `MAX_EPISODE_STEPS`, or `MAX_STEPS_WITHOUT_LIMIT` where no time limit is known), with a warning.
     """
     if stop():
         raise Paused
+    if max_steps is None:
+        max_steps = MAX_EPISODE_STEPS if env.has_time_limit else MAX_STEPS_WITHOUT_LIMIT
     share, rest = divmod(num_episodes, env.num_envs)
     quota = [share + (i < rest) for i in range(env.num_envs)]
     finished: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
@@ -111,8 +189,8 @@ def _cut_long_episodes(
             finished[i].append((float(returns[i]), int(lengths[i])))
             quota[i] = len(finished[i])
             warnings.warn(
-                f"evaluation: an episode did not end within {int(lengths[i]):,} steps (the limit is"
-                f" {max_steps:,}) and is counted as it is; limit episodes of the environment with"
-                " env_kwargs: {max_episode_steps: ...}",
+                f"evaluation: an episode of {env.name} did not end within {max_steps:,} steps and"
+                " is counted with its return so far. To limit episodes, set"
+                f" {env.limit_advice}",
                 stacklevel=2,
             )

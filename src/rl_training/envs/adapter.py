@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training._internal.tree import tree_leaves, tree_map
-from rl_training.envs import spaces
+from rl_training.envs import checks, spaces
 from rl_training.envs.episodes import Restored
+from rl_training.envs.time_limits import vector_advice, vector_has_time_limit
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.seeding import stream_seed
@@ -21,20 +22,27 @@ from rl_training.types import ACTION_MASK, Array, Episode, Obs, OutsideSpaceErro
 _NATIVE_STATE: dict[type, tuple[str, ...]] = {CartPoleVectorEnv: ("state", "steps", "prev_done")}
 """Native vectors whose state is these arrays and their random generator."""
 _NEVER = 2**62
+_OF_RESETS = ("final_obs", "final_info")
 
 
 class VectorAdapter:
-    """Hides a Gymnasium vector environment behind `VectorStep`; nobody else knows its mode."""
+    """Steps a Gymnasium vector environment of any autoreset mode and returns `VectorStep`s."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], seed: int) -> None:
         self.env = env
         self.num_envs = env.num_envs
+        self.name = str(env.metadata.get("rl_training/name") or checks.name_of(env))
+        """Id of the environment, or the name of its class."""
         self.action_spec = spaces.action_spec(env.single_action_space)
         self.obs_spec = spaces.obs_spec(env.single_observation_space, self.action_spec)
         self.mode = _autoreset_mode(env)
         self.has_invalid_rows = self.mode is AutoresetMode.NEXT_STEP
         self.frame_stack = int(env.metadata.get("rl_training/frame_stack", 1))
         """Images that an observation stacks: each shows again all but the oldest of the last."""
+        self.has_time_limit = vector_has_time_limit(env)
+        """Whether a limit of the length of episodes is known."""
+        self.limit_advice = vector_advice(env)
+        """The setting that limits the length of episodes."""
         self._counts_games = bool(env.metadata.get("rl_training/whole_games", False))
         self._cast: Callable[[Any], Obs] = self._stored
         if env.metadata.get("rl_training/fresh_observations", False):
@@ -45,6 +53,9 @@ class VectorAdapter:
         self._pending_reset = np.zeros(self.num_envs, bool)
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
+        self._last_info: Mapping[str, Any] = {}
+        self._last_done = self._none_done
+        self._on_episode: Callable[[int, dict[str, Any]], None] | None = None
         self._state = _StateAccess(env)
         self._max_recorded = int(env.metadata.get("rl_training/max_recorded_steps", _NEVER))
         self._steps = 0
@@ -112,6 +123,7 @@ class VectorAdapter:
             valid = ~self._pending_reset
             reward = np.where(valid, reward, 0.0)
         done = terminated | truncated
+        self._last_info, self._last_done = info, done
         self._returns += reward
         self._lengths += valid
         if not done.any():
@@ -119,11 +131,26 @@ class VectorAdapter:
             self._check_choice(obs, self._valid)
             return VectorStep(obs, obs, reward, terminated, truncated, valid, ())
         episodes = self._games(done, info) if self._counts_games else self._episodes(done)
+        if self._on_episode is not None:
+            for episode in episodes:
+                self._on_episode(episode.env, _row_of_step(info, done, episode.env))
         self._returns[done] = 0.0
         self._lengths[done] = 0
         obs, final_obs = self._across_reset(obs, done, info)
         self._check_choice(obs, ~self._pending_reset)
         return VectorStep(obs, final_obs, reward, terminated, truncated, valid, episodes)
+
+    def watch_episodes(self, on_episode: Callable[[int, dict[str, Any]], None]) -> None:
+        """Call ``on_episode(env, info)`` at the end of each episode, with its last step's info."""
+        self._on_episode = on_episode
+
+    def infos_reader(self) -> Callable[[], list[dict[str, Any]]]:
+        """Return a function that returns the info of each environment's last step until now.
+
+        Where an episode ended, that is its final info, not the one of the reset.
+        """
+        info, done = self._last_info, self._last_done
+        return lambda: [_row_of_step(info, done, i) for i in range(self.num_envs)]
 
     def _check_lengths(self) -> None:
         """Warn, once, of an episode that is too long to be recorded."""
@@ -137,7 +164,7 @@ class VectorAdapter:
             f"the episode of environment {int(self._lengths.argmax())} is longer than"
             f" max_recorded_steps ({self._max_recorded:,}): it is no longer recorded, so a resume"
             " begins a new episode there and is approximate. Raise max_recorded_steps, or limit"
-            " episodes with env_kwargs: {max_episode_steps: ...}",
+            f" episodes with {self.limit_advice}",
             stacklevel=2,
         )
 
@@ -148,15 +175,15 @@ class VectorAdapter:
         )
 
     def _games(self, done: Array, info: dict[str, Any]) -> tuple[Episode, ...]:
-        """Whole games with their raw scores, whatever the agent was told of lives and rewards.
+        """Return whole games with their raw scores, without clipped rewards and ends at lost lives.
 
         Where neither a game ended nor a life, a wrapper has cut the episode short.
         """
-        told = info.get("final_info", info)
-        over = told.get("_game_score", self._none_done)
-        cut_short = done & ~over & ~told.get("_life_lost", self._none_done)
+        last = info.get("final_info", info)
+        over = last.get("_game_score", self._none_done)
+        cut_short = done & ~over & ~last.get("_life_lost", self._none_done)
         games = tuple(
-            Episode(int(i), float(told["game_score"][i]), int(told["game_length"][i]))
+            Episode(int(i), float(last["game_score"][i]), int(last["game_length"][i]))
             for i in np.flatnonzero(over)
         )
         return games + self._episodes(cut_short)
@@ -168,7 +195,8 @@ class VectorAdapter:
         except OutsideSpaceError as error:
             index = error.row if env is None else env
             raise EnvironmentFailure(
-                f"environment {index} returned an observation outside its space: {error}"
+                f"environment {index} ({self.name}) returned an observation outside its space:"
+                f" {error}"
             ) from None
 
     def _check_choice(self, obs: Obs, acting: Array) -> None:
@@ -177,7 +205,9 @@ class VectorAdapter:
             stuck = np.flatnonzero(self.action_spec.without_choice(obs[ACTION_MASK]) & acting)
             if stuck.size:
                 raise EnvironmentFailure(
-                    f"'{ACTION_MASK}' of environment {stuck[0]} allows no action at all"
+                    f"environment {stuck[0]} ({self.name}) allows no action: what action_masks()"
+                    f" returns, or '{ACTION_MASK}' in the observation, must be true for at least"
+                    " one action (for MultiDiscrete: one in each component)"
                 )
 
     def _across_reset(self, obs: Obs, done: Array, info: dict[str, Any]) -> tuple[Obs, Obs]:
@@ -196,7 +226,7 @@ class VectorAdapter:
 
     @property
     def exactly_resumable(self) -> bool:
-        """Whether :meth:`load_state_dict` can bring the environments back bit for bit."""
+        """Whether :meth:`load_state_dict` can restore the environments bit for bit."""
         return self._can_restore() and not self.has_unrecorded_episodes
 
     def _can_restore(self) -> bool:
@@ -215,7 +245,7 @@ class VectorAdapter:
         }
 
     def load_state_dict(self, state: dict[str, Any], expected: Obs) -> tuple[Obs, bool]:
-        """Bring the environments back: the observation to go on from, and whether it is exact.
+        """Restore the environments; return the current observation, and whether it is exact.
 
         It is not where the state could not be saved (new episodes begin then), nor where the
         restored environments show something else than ``expected``.
@@ -279,8 +309,34 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     return mode
 
 
+def _row_of_step(info: Mapping[str, Any], done: Array, index: int) -> dict[str, Any]:
+    """Return one environment's info of a step; of an ended episode, its final info."""
+    if done[index] and isinstance(info.get("final_info"), Mapping):
+        info = info["final_info"]
+    return _row_of_info(info, index, len(done))
+
+
+def _row_of_info(info: Mapping[str, Any], index: int, num_envs: int) -> dict[str, Any]:
+    """Return one environment's part of a vector's info, without what belongs to a reset.
+
+    Gymnasium merges infos by key, with a mask ``_KEY`` of the environments that have it.
+    """
+    row: dict[str, Any] = {}
+    for key, value in info.items():
+        mask = info.get(f"_{key}")
+        is_mask = key.startswith("_") and mask is None
+        if is_mask or key in _OF_RESETS or (mask is not None and not mask[index]):
+            continue
+        if isinstance(value, Mapping):
+            row[key] = _row_of_info(value, index, num_envs)
+        else:
+            has_rows = isinstance(value, (np.ndarray, list, tuple)) and len(value) == num_envs
+            row[key] = value[index] if has_rows else value
+    return row
+
+
 class _StateAccess:
-    """How the state of one kind of vector environment is seeded, saved and brought back."""
+    """How the state of one kind of vector environment is seeded, saved and restored."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self._env = env

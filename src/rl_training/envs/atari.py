@@ -1,13 +1,13 @@
-"""Atari 2600 games as agents are usually shown them; here one at a time.
+"""Atari 2600 games with the standard preprocessing, one at a time.
 
 `native_atari` is the same by ale-py's own vector (`tests/test_atari_envs.py` compares their
-frames). A *game* is what the console plays until it is over; an *episode* is what the agent is
-told, and ends with a life where `terminal_on_life_loss` is set. Rewards are clipped here, after the
-score was counted.
+frames). A *game* ends when the console's game is over. An *episode* is what the agent is trained
+on: it ends with a lost life where `terminal_on_life_loss` is set. Rewards are clipped here, after
+the score was counted.
 
 Seeding makes the emulator load its ROM again, which takes as long as hundreds of steps. So a game
-is seeded only where `seed_interval` steps have passed since the last that was; those in between go
-on with the console's own random numbers, and depend on that seed and all actions since.
+is seeded only if `seed_interval` steps have passed since the last seeding. Games in between
+continue with the console's own random numbers, and depend on that seed and all actions since.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def check_atari(spec: EnvSpec, env_kwargs: dict[str, Any], *, native: bool) -> N
     """Refuse what is no game, and keyword arguments that the pipeline sets by itself."""
     if "game" not in spec.kwargs:
         raise ConfigError(
-            f"preprocessing: atari is for games such as ALE/Breakout-v5; {spec.id} is none"
+            "preprocessing: atari is for games such as ALE/Breakout-v5;"
+            f" {spec.id} is not an Atari game"
         )
     for name in _SET_BY_PIPELINE:
         if name in env_kwargs:
@@ -80,13 +81,13 @@ def atari_kwargs(spec: EnvSpec, atari: AtariConfig) -> dict[str, Any]:
 
 
 def sticky_probability(spec: EnvSpec, atari: AtariConfig) -> float:
-    """How often the last action is repeated: as the config says, else as the id does."""
+    """Return the probability of repeating the last action: the config's, else that of the id."""
     if atari.sticky_actions is not None:
         return atari.sticky_actions
     return float(spec.kwargs.get("repeat_action_probability", 0.25))
 
 
-def is_due(seeded_ago: Any, atari: AtariConfig) -> Any:
+def needs_seed(seeded_ago: Any, atari: AtariConfig) -> Any:
     """Whether the next game is to be seeded."""
     return seeded_ago >= (atari.seed_interval or _NEVER)
 
@@ -135,18 +136,18 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start a game, unless only a life was lost: then go on, as the agent's next episode."""
+        """Start a game, or continue it as the next episode where only a life was lost."""
         if self._goes_on:
             self._goes_on = False
             return self._frames.copy(), {}
-        due = is_due(self._seeded_ago, self._atari)
-        self._seeded_ago = 0 if due else self._seeded_ago
-        self.env.reset(seed=seed if due else None, options=options)
+        reseeds = needs_seed(self._seeded_ago, self._atari)
+        self._seeded_ago = 0 if reseeds else self._seeded_ago
+        self.env.reset(seed=seed if reseeds else None, options=options)
         self._begin()
         return self._frames.copy(), {}
 
     def _begin(self) -> None:
-        """Begin the game that the console stands at."""
+        """Begin the game that the console has loaded."""
         console = self._ale.cloneState(include_rng=True).serialize()
         rng = self.unwrapped.np_random.bit_generator.state
         self._beginning = {"console": np.frombuffer(console, np.uint8), "rng": rng}
@@ -178,7 +179,7 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
         self._frames[-1] = self._resize(newest)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step; ``info`` tells ``game_score`` and ``game_length`` where the game is over."""
+        """Step; where the game is over, ``info`` has ``game_score`` and ``game_length``."""
         ale, chosen, game_over, points = self._ale, self._actions[action], False, 0
         self._played.append(int(action))
         for left in range(self._atari.frame_skip - 1, -1, -1):
@@ -207,7 +208,7 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
         """The console and its random numbers as this game began, and the actions since.
 
         A console's state leaves out the action that sticky actions repeat, so that only a game's
-        beginning, where there is none yet, can be brought back exactly.
+        beginning, where there is none yet, can be restored exactly.
         """
         return {
             **self._beginning,

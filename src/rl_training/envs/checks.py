@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -17,6 +19,18 @@ _SHOWN = 80
 _ARRAY_SPACES = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete, spaces.Discrete)
 _STEP_RESULT = "(observation, reward, terminated, truncated, info)"
 _RESET_RESULT = "(observation, info)"
+_OLD_STEP = " (old Gym interface: replace done by terminated and truncated)"
+_OLD_RESET = " (old Gym interface: reset returned the observation alone)"
+_GYMNASIUM = Path(str(gym.__file__)).parent
+_NOT_THE_USERS = tuple(
+    str(path)
+    for path in (
+        Path(__file__).parent,
+        *(_GYMNASIUM / part for part in ("core.py", "wrappers", "vector")),
+        _GYMNASIUM / "envs" / "registration.py",
+    )
+)
+"""Code whose frames do not help the author of an environment."""
 
 
 class WrongResult(Exception):  # noqa: N818 - never leaves this package: it becomes a failure
@@ -63,9 +77,17 @@ class ArrayForm(NamedTuple):
 class ObsForm:
     """What the observations of one space look like, nested ones too."""
 
-    def __init__(self, space: spaces.Space[Any], name: str = "the observation") -> None:
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        name: str = "the observation",
+        names: Mapping[Any, str] | None = None,
+    ) -> None:
+        """``names`` replaces the names of entries of a Dict in messages."""
         self.float_shape: tuple[int, ...] | None = None
-        """Shape of an observation that is one array of floats: an array of it needs no check."""
+        """Shape of an observation that is one array of floats."""
+        self.float_dtype: np.dtype[Any] | None = None
+        """Its dtype: an array of this shape and dtype needs no further check."""
         self._name = name
         self._single: ArrayForm | None = None
         self._entries: dict[Any, ObsForm] = {}
@@ -73,11 +95,14 @@ class ObsForm:
         if isinstance(space, _ARRAY_SPACES):
             self._single = _form_of(name, space)
             if self._single.dtype.kind == "f":
-                self.float_shape = self._single.shape
+                self.float_shape, self.float_dtype = self._single.shape, self._single.dtype
         elif isinstance(space, (spaces.Dict, spaces.Tuple)):
             inner = name.removeprefix("the ")
             entries = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-            self._entries = {key: ObsForm(entry, f"{inner}[{key!r}]") for key, entry in entries}
+            self._entries = {
+                key: ObsForm(entry, (names or {}).get(key, f"{inner}[{key!r}]"))
+                for key, entry in entries
+            }
 
     def fitted(self, obs: Any) -> Any:
         """Return ``obs`` in dtypes that a vector can store; raise `WrongResult` unless it fits."""
@@ -143,7 +168,8 @@ def check_info(info: Any) -> None:
 def unpacked_reset(result: Any) -> tuple[Any, dict[str, Any]]:
     """Observation and info of a reset, or `WrongResult`."""
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        raise WrongResult(f"reset must return {_RESET_RESULT}; got {_counted(result)}")
+        old = "" if isinstance(result, tuple) or result is None else _OLD_RESET
+        raise WrongResult(f"reset must return {_RESET_RESULT}; got {_counted(result)}{old}")
     obs, info = result
     check_info(info)
     return obs, info
@@ -152,7 +178,11 @@ def unpacked_reset(result: Any) -> tuple[Any, dict[str, Any]]:
 def check_step_result(result: Any) -> None:
     """Raise `WrongResult` unless a step's result can be unpacked into five values."""
     if not isinstance(result, (tuple, list)) or len(result) != 5:
-        raise WrongResult(f"step must return 5 values, {_STEP_RESULT}; got {_counted(result)}")
+        is_old = isinstance(result, tuple) and len(result) == 4
+        raise WrongResult(
+            f"step must return 5 values, {_STEP_RESULT}; got {_counted(result)}"
+            f"{_OLD_STEP if is_old else ''}"
+        )
 
 
 def _counted(result: Any) -> str:
@@ -175,16 +205,34 @@ def described(value: Any) -> str:
     return f"{text} ({type(value).__name__})"
 
 
-def failure(index: int, doing: str, error: BaseException, note: str = "") -> EnvironmentFailure:
-    """The error of environment ``index``, which failed while ``doing`` something.
+def failure(
+    index: int, doing: str, error: BaseException, note: str = "", name: str = ""
+) -> EnvironmentFailure:
+    """Return the error of environment ``index``, which failed while ``doing`` something.
 
-    The message ends with the environment's own traceback, unless it returned a wrong result.
+    The message ends with those lines of the traceback that are the environment's own, if any.
     """
+    which = f"environment {index} ({name})" if name else f"environment {index}"
     if isinstance(error, WrongResult):
-        return EnvironmentFailure(f"environment {index} {doing}: {error}{note}")
+        return EnvironmentFailure(f"{which} {doing}: {error}{note}")
+    trace = _own_traceback(error)
     return EnvironmentFailure(
-        f"environment {index} {doing}: {summary(error)}{note}\n{_own_traceback(error)}"
+        f"{which} {doing}: {summary(error)}{note}" + (f"\n{trace}" if trace else "")
     )
+
+
+def name_of(env: Any) -> str:
+    """Return the id of an environment, or the name of its class where it was not registered."""
+    base = getattr(env, "unwrapped", env)
+    spec = getattr(base, "spec", None)
+    return str(spec.id) if spec is not None else type(base).__name__
+
+
+def name_of_function(make: Any) -> str:
+    """Return what the environments of an ``env_fn`` are called before one was made."""
+    function = getattr(make, "func", make)  # of a functools.partial
+    name = str(getattr(function, "__qualname__", type(function).__name__)).rpartition(".")[2]
+    return name if name.isidentifier() else "env_fn"
 
 
 def summary(error: BaseException) -> str:
@@ -196,30 +244,67 @@ def summary(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an exception of somebody else's
         text = ""
     name = type(error).__name__
-    return f"{name}: {text}" if text else f"{name} {_place(error)}".rstrip()
+    if text:
+        return f"{name}: {text}"
+    where = users_place(error) or _place(traceback.extract_tb(error.__traceback__))
+    return f"{name} {where}".rstrip()
 
 
-def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
+def users_place(error: BaseException) -> str:
+    """Return the place in the environment's own code that raised; empty if it is elsewhere."""
+    frames = _users(traceback.extract_tb(error.__traceback__))
+    return _place([frame for frame in frames if not frame.filename.startswith(str(_GYMNASIUM))])
+
+
+def _place(frames: list[traceback.FrameSummary]) -> str:
     if not frames:
         return ""
     last = frames[-1]
     return f"in {last.filename}, line {last.lineno}: {last.line or last.name}"
 
 
+def _users(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames that belong neither to Gymnasium's wrappers nor to this package."""
+    return [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+
+
 def _own_traceback(error: BaseException) -> str:
-    """The traceback of an exception that was just caught, without the frame that caught it."""
-    trace = error.__traceback__
-    inner = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-    return "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+    """The traceback of an exception with the environment's own frames alone; empty without any."""
+    described_error = traceback.TracebackException.from_exception(error)
+    if not _users(described_error.stack):
+        return ""
+    parts: list[traceback.TracebackException | None] = [described_error]
+    while parts:
+        part = parts.pop()
+        if part is not None:
+            part.stack = traceback.StackSummary.from_list(_users(part.stack) or part.stack)
+            parts += [part.__cause__, part.__context__]
+    return "".join(described_error.format()).rstrip()
 
 
-def step_note(error: BaseException, action: Any) -> str:
-    """What else may explain that a step failed: a wrapper's unpacking, or the action."""
-    notes = []
-    if isinstance(error, (TypeError, ValueError)) and "unpack" in str(error):
-        notes.append(f"a step must return 5 values, {_STEP_RESULT}")
+def misunderstanding(error: BaseException, doing: str) -> WrongResult | None:
+    """Return what is wrong with an environment of the old interface, where ``error`` shows it.
+
+    A wrapper that unpacks a result raises a ValueError; ``reset(self)`` takes no seed.
+    """
+    text = str(error)
+    if isinstance(error, TypeError) and "unexpected keyword argument" in text:
+        if doing == "reset" and ("'seed'" in text or "'options'" in text):
+            return WrongResult(
+                "reset must accept seed and options, as in def reset(self, *, seed=None,"
+                f" options=None); got TypeError: {text}"
+            )
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, ValueError) or "to unpack" not in text or _users(frames[-1:]):
+        return None
+    wanted = f"5 values, {_STEP_RESULT}" if doing == "step" else _RESET_RESULT
+    return WrongResult(f"{doing} must return {wanted}; got another number of values ({text})")
+
+
+def step_note(action: Any) -> str:
+    """Return what else may explain that a step failed: an action that is not finite."""
     array = np.asarray(action)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        notes.append(f"its action was {described(action.tolist())}: training has diverged")
-    return f" ({'; '.join(notes)})" if notes else ""
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return ""
+    return f" (its action was {described(action.tolist())}: training has diverged)"

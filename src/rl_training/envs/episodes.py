@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rl_training.envs import checks
+from rl_training.envs.action_masks import ActionMaskObservation, obs_form
 from rl_training.envs.given import release
 from rl_training.errors import EnvironmentFailure, UserError
 from rl_training.seeding import stream_seed
@@ -62,8 +63,11 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._episode = -1
         self._return = 0.0
         self._length = 0
-        self._form = checks.ObsForm(env.observation_space)
+        self._name = checks.name_of(env)
+        self.metadata = {**self.metadata, "rl_training/name": self._name}
+        self._form = obs_form(env)
         self._float_shape = self._form.float_shape
+        self._float_dtype = self._form.float_dtype
         self._has_own_state = _offers_its_state(env)
         self._can_record = not self._has_own_state and isinstance(
             env.action_space, _RECORDED_ACTIONS
@@ -114,6 +118,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         except (EnvironmentFailure, UserError):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an environment raises
+            error = checks.misunderstanding(error, "reset") or error
             raise self._failure("failed in reset", error) from _cause(error)
         return obs, info
 
@@ -124,7 +129,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def _failure(self, doing: str, error: BaseException, note: str = "") -> EnvironmentFailure:
         if self._episode >= 0:
             doing = f"{doing} of its episode {self._episode} (seed {self._episode_seed()})"
-        return checks.failure(self._index, doing, error, note)
+        return checks.failure(self._index, doing, error, note, self._name)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step and record."""
@@ -138,7 +143,11 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         try:
             result = self._step(action)
             obs, reward, terminated, truncated, info = result
-            if type(obs) is not _ndarray or obs.shape != self._float_shape:
+            if (
+                type(obs) is not _ndarray
+                or obs.shape != self._float_shape
+                or obs.dtype is not self._float_dtype
+            ):
                 obs = self._form.fitted(obs)
             if not isinstance(reward, float):
                 reward = checks.number(reward)
@@ -161,8 +170,10 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def _step_failure(
         self, number: int, action: Any, result: Any, error: BaseException
     ) -> EnvironmentFailure:
-        note = checks.step_note(error, action)
-        if result is not _NO_RESULT and not isinstance(error, checks.WrongResult):
+        note = checks.step_note(action)
+        if result is _NO_RESULT:
+            error = checks.misunderstanding(error, "step") or error
+        elif not isinstance(error, checks.WrongResult):
             try:
                 checks.check_step_result(result)
             except checks.WrongResult as wrong:
@@ -187,7 +198,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         except (EnvironmentFailure, UserError):
             raise
         except (Exception, SystemExit) as error:
-            raise checks.failure(self._index, "failed in close", error) from error
+            raise checks.failure(self._index, "failed in close", error, "", self._name) from error
 
     def is_replayable(self) -> bool:
         """Whether a snapshot holds all: no known layer keeps state from episode to episode."""
@@ -228,6 +239,8 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             self._return = float(state["return"])
             self._length = int(state["length"])
             self._restore_time_limits()
+            if obs is not None and isinstance(self.env, ActionMaskObservation):
+                obs = self.env.with_mask(obs)
             return Restored(obs, exact=True)
         if state.get("unrecorded", False):
             return Restored(self.reset()[0], exact=False, new_episode=True)
@@ -245,7 +258,8 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         except (EnvironmentFailure, UserError):
             raise
         except (Exception, SystemExit) as error:
-            raise checks.failure(self._index, f"failed in {method}", error) from error
+            doing = f"failed in {method}"
+            raise checks.failure(self._index, doing, error, "", self._name) from error
 
     def _restore_time_limits(self) -> None:
         for layer in _layers(self.env):
@@ -262,8 +276,10 @@ def _cause(error: BaseException) -> BaseException | None:
     return None if isinstance(error, checks.WrongResult) else error
 
 
+_RESTORED_LAYERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker, ActionMaskObservation)
+"""Wrappers around an environment's own state that hold nothing, or a count that is restored."""
 _CARRY_OVER = {"NormalizeObservation", "NormalizeReward"}
-"""Wrappers whose state outlives an episode: replaying one does not bring them back."""
+"""Wrappers whose state outlives an episode: replaying an episode does not restore it."""
 
 
 def _layers(env: Any) -> Iterator[Any]:
@@ -279,6 +295,6 @@ def _offers_its_state(env: Any) -> bool:
     for layer in _layers(env):
         if hasattr(type(layer), "get_state") and hasattr(type(layer), "set_state"):
             return True
-        if not isinstance(layer, (TimeLimit, OrderEnforcing, PassiveEnvChecker)):
+        if not isinstance(layer, _RESTORED_LAYERS):
             return False
     return False

@@ -55,16 +55,19 @@ class GivenEnvironment:
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether it has a spec to make further ones from."""
-        return self.env.spec is not None
+        """Whether it has a spec from which it can be made again with all its wrappers."""
+        spec = self.env.spec
+        return spec is not None and all(
+            wrapper.kwargs is not None for wrapper in spec.additional_wrappers
+        )
 
     def __call__(self) -> gym.Env[Any, Any]:
         """Return the environment itself if it is free, else a copy."""
         if not is_in_use(self.env):
             return KeptOpen(self.env)
-        if self.env.spec is None:
+        if self.env.spec is None or not self.can_be_copied:
             raise ConfigError(
-                f"{self.name} has no spec to make a second one from: give env_fn=lambda: ..."
-                " instead of an environment"
+                f"{self.name} has no spec to make a second one from, with its wrappers: give"
+                " env_fn=lambda: ... instead of an environment"
             )
         return gym.make(self.env.spec)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HalvedAdapter:
-    """Two `VectorAdapter`s that look like one; whoever overlaps them uses ``halves``."""
+    """Two `VectorAdapter`s with the interface of one; ``halves`` are the two."""
 
     def __init__(self, halves: tuple[VectorAdapter, VectorAdapter]) -> None:
         first, second = self.halves = halves
@@ -68,7 +68,7 @@ class HalvedAdapter:
 
     @property
     def exactly_resumable(self) -> bool:
-        """Whether both can be brought back bit for bit."""
+        """Whether both can be restored bit for bit."""
         return all(half.exactly_resumable for half in self.halves)
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class HalvedAdapter:
         return {"halves": [half.state_dict() for half in self.halves]}
 
     def load_state_dict(self, state: dict[str, Any], expected: Obs) -> tuple[Obs, bool]:
-        """Bring them back: the observation to go on from, and whether it is exact."""
+        """Restore both; return the current observation, and whether it is exact."""
         leaf_rows = [_rows_of(expected, rows) for rows in self.rows]
         triples = zip(self.halves, state["halves"], leaf_rows, strict=True)
         restored = [half.load_state_dict(saved, rows) for half, saved, rows in triples]

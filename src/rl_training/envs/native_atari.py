@@ -9,7 +9,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rl_training.envs.atari import is_due, sticky_probability
+from rl_training.envs.atari import needs_seed, sticky_probability
 from rl_training.seeding import stream_seed
 from rl_training.types import Array
 
@@ -102,7 +102,7 @@ class NativeAtari(VectorEnv[Any, Any, Any]):
     def _next_games(self, over: Array) -> None:
         self._games += over
         ago = len(self._history) - self._seeded_at
-        seeded = over & is_due(ago, self._atari)
+        seeded = over & needs_seed(ago, self._atari)
         starts = seeded | (over & ~self._started)
         if starts.any():
             self._start(starts, seeded)
@@ -142,7 +142,7 @@ class NativeAtari(VectorEnv[Any, Any, Any]):
         self._vector.send(np.asarray(actions, np.int64))
 
     def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """What the actions sent last gave; ``info`` tells the scores of games that are over."""
+        """Return the results of the last actions; ``info`` has the scores of finished games."""
         obs, points, game_over, _, told = self._vector.recv()
         self._obs, self._started = obs, game_over
         if game_over.any():

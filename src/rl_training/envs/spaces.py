@@ -12,6 +12,8 @@ from gymnasium import spaces
 from rl_training.errors import ConfigError
 from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec, leaf_name
 
+SMALLEST_IMAGE = 36
+"""Height and width, in pixels, from which on images can be given to the convolutional network."""
 _Path = tuple[str | int, ...]
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -82,7 +84,15 @@ def _not_an_array(space: spaces.Space[Any], path: _Path, leaf: spaces.Space[Any]
     if not kept or kept == [ACTION_MASK]:
         return _refused(space, why, ": convert it with a wrapper (gymnasium.ObservationWrapper)")
     wrapper = f"{{path: 'gymnasium.wrappers:FilterObservation', kwargs: {{filter_keys: {kept}}}}}"
+    kept_spaces = [entry for key, entry in _entries(space).items() if key in kept]
+    if any(_is_small_image(one) for entry in kept_spaces for _, one in _leaves(entry, ())):
+        wrapper += ", 'gymnasium.wrappers:FlattenObservation'"  # convolutions need larger images
     return _refused(space, why, f". To leave it out, set wrappers: [{wrapper}]")
+
+
+def _is_small_image(space: spaces.Space[Any]) -> bool:
+    leaf = _array(space)
+    return leaf.is_image and min(leaf.shape[1:]) < SMALLEST_IMAGE
 
 
 def _named(path: _Path) -> str:

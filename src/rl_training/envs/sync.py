@@ -55,7 +55,8 @@ class FastSyncVectorEnv(SyncVectorEnv[Any, Any]):
         except (EnvironmentFailure, UserError):
             raise
         except Exception as error:
-            raise checks.failure(i, "failed in a step", error) from error
+            name = checks.name_of(self.envs[i])
+            raise checks.failure(i, "failed in a step", error, "", name) from error
         if not self._is_box:
             self._observations = concatenate(
                 self.single_observation_space, self._env_obs, self._observations

@@ -89,7 +89,7 @@ def _main_module_hidden() -> Iterator[None]:
 
 
 class WorkerVectorEnv(AsyncVectorEnv):
-    """Gymnasium's `AsyncVectorEnv` with timeouts and with errors that say what happened."""
+    """Gymnasium's `AsyncVectorEnv` with timeouts, and errors that name the environment."""
 
     def __init__(
         self, env_fns: list[Callable[[], gym.Env[Any, Any]]], timeout: float, seed: int
@@ -138,7 +138,8 @@ class WorkerVectorEnv(AsyncVectorEnv):
         except EnvironmentFailure:
             raise
         except Exception as error:
-            raise checks.failure(env_num, "returned a wrong info", error) from error
+            name = str(self.metadata.get("rl_training/name", ""))
+            raise checks.failure(env_num, "returned a wrong info", error, "", name) from error
 
     def call_each(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Call method ``name`` of each environment with its own arguments."""
@@ -214,7 +215,7 @@ class WorkerVectorEnv(AsyncVectorEnv):
     def _describe_dead(self) -> str:
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
-            # In this order: a worker's last words are in the queue before it ends.
+            # In this order: a worker puts its error into the queue before it ends.
             dead = [(i, p.exitcode) for i, p in enumerate(self.processes) if not p.is_alive()]
             if not self.error_queue.empty():
                 return str(self.error_queue.get()[1])
@@ -228,10 +229,10 @@ class WorkerVectorEnv(AsyncVectorEnv):
                 how = f"was killed by signal {-code}" if code and code < 0 else f"exited ({code})"
                 return (
                     f"environment worker {index} {how}: it sent no traceback. "
-                    "Its own output above may say more."
+                    "Its own output, above, may contain the reason."
                 )
             time.sleep(0.05)
-        return "an environment worker closed its connection without a word"
+        return "an environment worker closed its connection and sent no error"
 
     def _kill(self) -> None:
         _kill_all(self.processes)

@@ -1,4 +1,4 @@
-"""Wrappers that ask for memory."""
+"""Wrappers for the setting ``wrappers``: hidden velocities, and action masks ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ _POSITIONS: dict[str, tuple[int, ...]] = {
     "MountainCarContinuous": (0,),
     "Acrobot": (0, 1, 2, 3),
 }
-"""Which numbers of an observation say where things are; the rest say how they move."""
+"""Indices of the positions in an observation; the other numbers are velocities."""
+
+
+class IgnoreActionMasks(gym.Wrapper[Any, Any, Any, Any]):
+    """Hides the environment's method ``action_masks()``, so that all actions may be chosen."""
+
+    action_masks = None
 
 
 class HideVelocities(gym.ObservationWrapper[Any, Any, Any]):
@@ -39,8 +45,8 @@ class HideVelocities(gym.ObservationWrapper[Any, Any, Any]):
             name = env.spec.id.rpartition("/")[2].rpartition("-v")[0] if env.spec else ""
             if name not in _POSITIONS:
                 raise ConfigError(
-                    f"HideVelocities does not know {name or type(env.unwrapped).__name__}: say"
-                    " which numbers to show with kwargs: {keep: [...]}"
+                    f"HideVelocities does not know {name or type(env.unwrapped).__name__}: list"
+                    " the indices of the numbers to keep in kwargs: {keep: [...]}"
                 )
             keep = _POSITIONS[name]
         kept = list(keep)
