@@ -17,7 +17,15 @@ from rl_training.algorithms.acceleration import Acceleration
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError, Paused
 from rl_training.models.mlp_actor_critic import MLPActorCritic
-from rl_training.types import ActionSpec, Array, ArraySpec, ObsSpec, Progress, Run, VectorStep
+from rl_training.types import (
+    ActionSpec,
+    Array,
+    ArraySpec,
+    ObsSpec,
+    Progress,
+    RunSettings,
+    VectorStep,
+)
 from state_compare import differences
 
 STEPS, ENVS = 5, 4
@@ -217,10 +225,11 @@ def test_metrics_are_of_the_one_update_and_the_rate_follows_its_schedule() -> No
     a2c, rollout = make_a2c(lr_schedule="linear"), make_rollout()
     a2c.learn(rollout, Progress(250, 1000))
     metrics = a2c.pop_metrics()
-    names = ("loss", "policy_loss", "value_loss", "entropy_loss", "explained_variance")
+    names = ("loss", "policy_loss", "value_loss", "entropy", "explained_variance")
     assert list(metrics) == [*(f"losses/{name}" for name in names), "losses/learning_rate"]
     assert metrics["losses/learning_rate"] == pytest.approx(7e-4 * 0.75)
     expected = make_a2c().loss(rollout.flat())
+    expected["entropy"] = expected["entropy_loss"]
     for name in names[:-1]:
         assert metrics[f"losses/{name}"] == pytest.approx(expected[name].item(), rel=1e-5)
     assert a2c.pop_metrics() == {}
@@ -255,8 +264,8 @@ def test_a_saved_state_continues_exactly() -> None:
 
 
 def test_advantages_of_a_single_transition_cannot_be_standardised() -> None:
-    def run(num_envs: int) -> Run:
-        return cast("Run", SimpleNamespace(num_envs=num_envs))
+    def run(num_envs: int) -> RunSettings:
+        return cast("RunSettings", SimpleNamespace(num_envs=num_envs))
 
     config = A2CConfig(num_steps=1, norm_adv=True)
     config.check_run(run(2))

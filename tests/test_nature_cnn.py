@@ -201,5 +201,5 @@ def test_any_image_environment_is_learnt_saved_and_resumed(
 
 
 def test_half_precision_needs_cuda_and_images(make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="bfloat16 needs device: cuda, and this is cpu"):
+    with pytest.raises(ConfigError, match="bfloat16 needs device: cuda, but the device is cpu"):
         ExperimentManager.setup(make_config(precision="bfloat16", device="cpu"), env_fn=Corridor)

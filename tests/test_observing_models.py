@@ -19,16 +19,18 @@ from rl_training.algorithms.drqn import DRQN, DRQNConfig
 from rl_training.algorithms.sac import SACConfig, SACModel
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
+from rl_training.models.custom import CustomActorCritic, CustomQNetwork
 from rl_training.models.encoders import FlattenEncoder, ImageEncoder
 from rl_training.models.mlp import MLP
-from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.models.mlp_actor_critic import FeedForwardActorCritic, MLPActorCritic
 from rl_training.models.mlp_continuous import ActorCritics, EnsembleMLP, MLPActor, MLPCritics
 from rl_training.models.mlp_ppg import MLPPPGModel
-from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
 from rl_training.models.normalizer import RunningNorm
 from rl_training.models.observing import ObservingModule, update_normalizers
 from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
 from rl_training.models.recurrent.lstm import LSTM
+from rl_training.models.user_class import UserClass
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec
 
 VECTOR = ObsSpec({"": ArraySpec((3,), "float32")})
@@ -39,6 +41,30 @@ DISCRETE = ActionSpec("discrete", (), "int64", nvec=(4,), start=(0,))
 BOX = ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
 ROWS = 6
 SHAPE: dict[str, Any] = {"hidden_sizes": (8, 8), "activation": "tanh"}
+
+
+class OwnQNetwork(nn.Module):
+    def __init__(self, obs_spec: ObsSpec, num_outputs: int) -> None:
+        super().__init__()
+        self.flatten = FlattenEncoder(obs_spec)
+        self.layer = nn.Linear(self.flatten.output_size, num_outputs)
+
+    def forward(self, obs: Any) -> Any:
+        return self.layer(self.flatten(obs))
+
+
+class OwnActorCritic(OwnQNetwork):
+    def __init__(self, obs_spec: ObsSpec, num_outputs: int) -> None:
+        super().__init__(obs_spec, num_outputs + 1)
+
+    def forward(self, obs: Any) -> Any:
+        outputs = super().forward(obs)
+        return outputs[:, :-1], outputs[:, -1:]
+
+
+def own(cls: type[nn.Module]) -> UserClass:
+    return UserClass(cls, {}, "network")
+
 
 Make = Callable[..., Any]
 MODELS: dict[str, Make] = {
@@ -56,10 +82,19 @@ MODELS: dict[str, Make] = {
     "lstm q network": lambda spec, **more: LSTMQNetwork(
         spec, DISCRETE, lstm_size=8, **SHAPE, **more
     ),
+    "own actor critic": lambda spec, **more: CustomActorCritic(
+        spec, DISCRETE, own(OwnActorCritic), **more
+    ),
+    "own box actor critic": lambda spec, **more: CustomActorCritic(
+        spec, BOX, own(OwnActorCritic), **more
+    ),
+    "own q network": lambda spec, **more: CustomQNetwork(spec, DISCRETE, own(OwnQNetwork), **more),
 }
 VECTORS_ONLY = {"lstm q network"}
+WITHOUT_ENCODER = {"own actor critic", "own box actor critic", "own q network"}
+WITH_NUMPY = [name for name in MODELS if name not in {"critics", *WITHOUT_ENCODER}]
 WITH_DICTS = [name for name in MODELS if name not in VECTORS_ONLY]
-WITHOUT_MASK = {"box actor critic", "sac actor", "td3 actor", "critics"}
+WITHOUT_MASK = {"box actor critic", "own box actor critic", "sac actor", "td3 actor", "critics"}
 
 
 def made(name: str, spec: ObsSpec = VECTOR, **more: Any) -> Any:
@@ -96,9 +131,9 @@ def outputs(model: Any, obs: Any) -> list[Tensor]:
         _, after, record = model.act(obs, torch.full((ROWS, model.state_size), 0.1))
         return [after, *record.values()]
     found = [model.policy(obs)[0]]
-    if isinstance(model, MLPQNetwork):
+    if isinstance(model, FeedForwardQNetwork):
         found.append(model.q_values(obs))
-    if isinstance(model, MLPActorCritic | MLPPPGModel):
+    if isinstance(model, FeedForwardActorCritic):
         found.append(model.value(obs))
     if isinstance(model, MLPPPGModel):
         found += model.joint(obs)
@@ -149,7 +184,7 @@ def test_every_model_normalizes_the_leaves_of_dicts(name: str) -> None:
     check_normalizes(name, DICT if name in WITHOUT_MASK else MASKED)
 
 
-@pytest.mark.parametrize("name", WITH_DICTS)
+@pytest.mark.parametrize("name", [name for name in WITH_DICTS if name not in WITHOUT_ENCODER])
 def test_the_mask_is_no_feature(name: str) -> None:
     model, obs = made(name, MASKED), observations(MASKED)
     features, mask = model.encode(obs)
@@ -195,7 +230,7 @@ def test_images_alone_are_not_normalized(name: str) -> None:
 # Acting in NumPy.
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "critics"])
+@pytest.mark.parametrize("name", WITH_NUMPY)
 @pytest.mark.parametrize("normalize", [False, True])
 def test_numpy_acts_as_torch_does(name: str, normalize: bool) -> None:
     model = made(name, normalize_obs=normalize, clip_obs=1.5)
@@ -229,7 +264,7 @@ def both(model: Any, act: Any, obs: Tensor, noise: Tensor | None) -> tuple[list[
     return [actions.numpy()], [act(obs.numpy(), numpy_noise)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "critics"])
+@pytest.mark.parametrize("name", WITH_NUMPY)
 def test_numpy_acts_on_plain_vectors_and_known_activations_alone(name: str) -> None:
     assert made(name).numpy_actor() is not None
     assert made(name, ObsSpec({"": ArraySpec((2, 2), "float32")})).numpy_actor() is None

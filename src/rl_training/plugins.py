@@ -1,4 +1,4 @@
-"""Modules and classes that a user's config names: environments, wrappers, encoders."""
+"""Modules and classes that a user's config names: environments, wrappers, networks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from typing import Any
 from rl_training.errors import ConfigError
 
 _search_in: list[str] = []
+_PUBLIC = {
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "gymnasium.core.Wrapper": "gymnasium.Wrapper",
+}
+"""The names by which users import classes that are defined elsewhere."""
 
 
 def search_also(folder: Path) -> None:
@@ -26,7 +31,10 @@ def import_named(module: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (ImportError, ValueError, TypeError) as error:
-        raise ConfigError(f"'{where}': cannot import {module!r} ({error})") from None
+        advice = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            advice = f". Run from the folder that contains {error.name}, or install it"
+        raise ConfigError(f"'{where}': cannot import {module!r} ({error}){advice}") from None
 
 
 def named_class(path: str, base: type[Any], where: str) -> type[Any]:
@@ -38,11 +46,29 @@ def named_class(path: str, base: type[Any], where: str) -> type[Any]:
     if found is None:
         raise ConfigError(f"'{where}': module {module_name!r} has no {name!r}")
     if not (isinstance(found, type) and issubclass(found, base)):
+        name = f"{base.__module__}.{base.__qualname__}"
         raise ConfigError(
-            f"'{where}' must name a subclass of {base.__module__}.{base.__qualname__};"
+            f"'{where}' must name a subclass of {_PUBLIC.get(name, name)};"
             f" {path} is {_described(found)}"
         )
     return found
+
+
+def class_path(cls: type[Any], where: str) -> str:
+    """Return ``"module:Class"`` of a class; raise unless that name leads back to it."""
+    module, name = cls.__module__, cls.__qualname__
+    if getattr(sys.modules.get(module), name, None) is cls:
+        return f"{module}:{name}"
+    if "<locals>" in name:
+        problem = "is defined inside a function"
+    elif "." in name:
+        problem = "is defined inside another class"
+    else:
+        problem = f"is not the {name!r} that module {module!r} has now"
+    raise ConfigError(
+        f"'{where}': the class {cls.__name__} {problem}. A run stores a class as 'module:Class' and"
+        " imports it by that name: define it at the top level of a module"
+    )
 
 
 def _described(found: Any) -> str:

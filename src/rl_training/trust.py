@@ -1,10 +1,10 @@
 """What a file may make this process import: nothing, without the user's consent.
 
 A run's config may name modules: in ``env_id`` ("module:Id-v0"), in ``wrappers``, and in settings of
-the algorithm such as ``encoder`` ("module:Class"). In a config file or on a command line they are
-the user's own words. In a checkpoint they are somebody's: only modules of Gymnasium and of this
-package are imported, unless the user allows more, or the checkpoint was written by this user on
-this machine (its digest is then in a list that is kept outside run folders). An algorithm of an
+the algorithm, ``encoder`` and ``network`` ("module:Class"). In a config file or on a command line
+the user wrote them. In a checkpoint anybody may have: only modules of Gymnasium and of this package
+are imported, unless the user allows more, or the checkpoint was written by this user on this
+machine (its digest is then in a list that is kept outside run folders). An algorithm of an
 installed package is imported by its name in the table of algorithms: whoever installed the package
 registered it there.
 """
@@ -33,6 +33,8 @@ def trust_from_flag(named: Sequence[str] | None) -> Trust:
 _OURS = ("gymnasium", "rl_training")
 _NAMES_CODE = re.compile(r"[\w.]+:[\w.]+")
 """A setting of this form names code, whatever the setting is called."""
+_CLASS_SETTINGS = ("encoder", "network")
+"""Settings of algorithms that name code, whatever the form of their value."""
 _WRITES_FILES = ("RecordVideo",)
 """Gymnasium's wrappers that write where their arguments say."""
 
@@ -67,7 +69,7 @@ def foreign_names(settings: Any) -> list[Named]:
             named.append(Named("wrappers", path))
     knobs = settings.get("algo_kwargs")
     for setting, value in knobs.items() if isinstance(knobs, Mapping) else ():
-        if isinstance(value, str) and (setting == "encoder" or _NAMES_CODE.fullmatch(value)):
+        if isinstance(value, str) and (setting in _CLASS_SETTINGS or _NAMES_CODE.fullmatch(value)):
             named.append(Named(f"algo_kwargs.{setting}", value))
     return [one for one in named if not _is_harmless(one)]
 
@@ -98,6 +100,23 @@ def require_trust(settings: Any, trust: Trust, where: object, digest: str | None
     )
 
 
+def require_importable(settings: Any) -> None:
+    """Raise where a config names a class that only the running program has.
+
+    Called before a config is written: another program could not load the file.
+    """
+    for setting, path in foreign_names(settings):
+        module, _, name = path.partition(":")
+        if module == "__main__" and name:
+            raise ConfigError(
+                f"'{setting}' is the class {name} of the running script or notebook (__main__). A"
+                " saved run names the class, and other programs that load the run cannot import it"
+                " from there: move the class to a module of its own, for example my_networks.py"
+                " beside the script, and import it from that module (or keep the run in memory:"
+                " learn(..., run_dir=None))"
+            )
+
+
 def _checked(trust: Trust) -> Sequence[str]:
     if isinstance(trust, bool):
         return ()
@@ -114,9 +133,13 @@ def own_checkpoints_file() -> Path:
 
 
 def remember_own(settings: Any, digest: str) -> None:
-    """Note a checkpoint that is being written, where its config names foreign modules."""
+    """Record a checkpoint that is being written, where its config names foreign modules.
+
+    Raises where the config names a class that no other program could import.
+    """
     if not foreign_names(settings):
         return
+    require_importable(settings)
     try:
         path = own_checkpoints_file()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

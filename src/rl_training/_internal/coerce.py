@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from rl_training.errors import ConfigError, did_you_mean
+from rl_training.plugins import class_path
 
 T = TypeVar("T")
+
+NAMES_CLASS: Mapping[str, bool] = {"names_class": True}
+"""Metadata of a field that names a class: a class given for it is stored as 'module:Class'."""
 
 
 class OldName(NamedTuple):
@@ -28,6 +32,11 @@ def old_names(cls: type[Any]) -> Mapping[str, OldName]:
     """Return the old names of a config dataclass: its attribute ``OLD_NAMES``."""
     names: Mapping[str, OldName] = getattr(cls, "OLD_NAMES", {})
     return names
+
+
+def hidden_fields(cls: type[Any]) -> set[str]:
+    """Return the fields that help texts and docs leave out: old names, and what is refused."""
+    return {*old_names(cls), *getattr(cls, "NOT_SUPPORTED", {})}
 
 
 def renamed(cls: type[Any], values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -69,7 +78,7 @@ def build_dataclass(cls: type[T], values: Mapping[str, Any], where: str = "") ->
     """Make a dataclass from a mapping: unknown keys and wrong types are refused by name."""
     values = renamed(cls, values, where)
     hints = typing.get_type_hints(cls)
-    fields = {f.name for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
     for key in values:
         if key not in fields:
@@ -78,7 +87,9 @@ def build_dataclass(cls: type[T], values: Mapping[str, Any], where: str = "") ->
         no_default = field.default is field.default_factory is dataclasses.MISSING
         if field.init and no_default and field.name not in values:
             raise ConfigError(f"'{where}' needs '{field.name}'")
-    return cls(**{k: coerce(v, hints[k], f"{prefix}{k}") for k, v in values.items()})
+    return cls(
+        **{k: _coerce_field(v, fields[k], hints[k], f"{prefix}{k}") for k, v in values.items()}
+    )
 
 
 def check_types(instance: Any, where: str = "") -> None:
@@ -89,8 +100,21 @@ def check_types(instance: Any, where: str = "") -> None:
         hint = hints[field.name]
         if isinstance(hint, TypeVar):
             continue
-        value = coerce(getattr(instance, field.name), hint, f"{prefix}{field.name}")
+        given = getattr(instance, field.name)
+        value = _coerce_field(given, field, hint, f"{prefix}{field.name}")
         object.__setattr__(instance, field.name, value)
+
+
+def _coerce_field(value: Any, field: dataclasses.Field[Any], hint: Any, where: str) -> Any:
+    if field.metadata.get("names_class") and value is not None and not isinstance(value, str):
+        if not isinstance(value, type):
+            kind = type(value).__name__
+            raise ConfigError(
+                f"'{where}' must be a string 'module:Class', or a class (not an object made from"
+                f" it); got an object of type {kind}"
+            )
+        return class_path(value, where)
+    return coerce(value, hint, where)
 
 
 def coerce(value: Any, hint: Any, where: str) -> Any:
@@ -192,7 +216,19 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
 
 
 def _wrong(where: str, wanted: str, value: Any) -> ConfigError:
-    return ConfigError(f"'{where}' must be {wanted}; got {value!r} ({type(value).__name__})")
+    hint = _hint(where.rpartition(".")[2], value)
+    return ConfigError(f"'{where}' must be {wanted}; got {value!r} ({type(value).__name__}){hint}")
+
+
+def _hint(name: str, value: Any) -> str:
+    """Return what to write instead of a value that other libraries take."""
+    if value == "auto":
+        return f": leave {name} unset for an automatic value"
+    if name == "learning_rate" and callable(value):
+        return ": lr_schedule and lr_warmup_fraction change it over the run"
+    if name == "hidden_sizes" and isinstance(value, Mapping):
+        return ": critic_hidden_sizes sets the critic's layers"
+    return ""
 
 
 def to_plain(instance: Any) -> Any:

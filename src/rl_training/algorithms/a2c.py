@@ -17,20 +17,19 @@ from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.ppo import OnPolicyConfig, OnPolicyLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Paused
-from rl_training.types import Progress, Run, StopRequest, never
+from rl_training.types import Progress, RunSettings, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class A2CConfig(OnPolicyConfig):
-    """A2C's settings; the defaults are Stable-Baselines3's."""
+    """A2C's settings; the defaults are Stable-Baselines3's, but the value loss is halved."""
 
     learning_rate: float = 7e-4
-    """Step size of the optimizer, at its highest."""
+    """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""
     optimizer: Literal["adam", "adamw", "rmsprop", "radam"] = "rmsprop"
     """Optimizer, as in torch.optim (RMSprop without momentum)."""
     optimizer_betas: tuple[float, float] = (0.9, 0.99)
-    """Decay per update of the average gradient and of the average squared gradient; rmsprop uses
-    the second alone."""
+    """Adam's betas; rmsprop uses only the second, which torch calls alpha."""
     num_steps: int = 5
     """Steps each environment takes per rollout, which is one update."""
     gae_lambda: float = 1.0
@@ -41,7 +40,7 @@ class A2CConfig(OnPolicyConfig):
     norm_adv: bool = False
     """Standardise advantages within each rollout."""
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
         super().check_run(run)
         rows = run.num_envs * self.num_steps

@@ -1,4 +1,4 @@
-"""How functions of tensors are made fast: compiled, or captured as a CUDA graph."""
+"""Compile functions of tensors, or capture them as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def accelerate(function: Function, mode: Acceleration) -> Function:
-    """Compile a function of tensors (never a module), or leave it as it is."""
+    """Return a function of tensors (not a module), compiled unless the mode is eager."""
     return function if mode == "eager" else cast("Function", torch.compile(function, dynamic=False))
 
 
 def graphed(
     function: Function, mode: Acceleration, device: torch.device, *, copies: bool = True
 ) -> Function:
-    """Capture a function of tensors as a CUDA graph in that mode; else leave it as it is.
+    """Return a function of tensors as a CUDA graph in mode ``cudagraph``, else unchanged.
 
-    Without ``copies`` what a graph returns is overwritten by its next call.
+    Without ``copies``, the next call overwrites the tensors that a graph returned.
     """
     if mode != "cudagraph":
         return function
@@ -33,12 +33,13 @@ def graphed(
 
 
 class CudaGraph:
-    """Launches all the kernels of a function at once, as they were when it was captured.
+    """A function that is captured as a CUDA graph and then replayed.
 
-    The first calls run as they are, on a stream of their own: what they do counts, and what is
-    allocated lazily (workspaces, compiled code) exists before the capture. The function may change
-    tensors in place; it must not wait for the device, draw random numbers or depend on numbers
-    that are not tensors. Inputs must be alike in every call; those on the host are sent together.
+    The first calls run normally on a side stream and have their usual effects, so that everything
+    that is allocated lazily (workspaces, compiled code) exists before the capture. The function may
+    change tensors in place; it must not synchronise with the device, draw random numbers or depend
+    on numbers that are not tensors. Inputs must have the same shapes in every call; those on the
+    host are sent in one transfer.
     """
 
     _WARM_UP = 3
@@ -53,7 +54,7 @@ class CudaGraph:
         self._outputs: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run once."""
+        """Run the function: the first calls normally, then as a graph."""
         if self._calls == 0:
             self._inputs = _Inputs(inputs, self._device)
         self._inputs.load(inputs)
@@ -77,13 +78,13 @@ class CudaGraph:
     def _warm_up(self) -> Any:
         before = torch.cuda.get_rng_state(self._device)
         outputs = self._on_side_stream()
-        # The first call may compile, which is no part of the graph.
+        # The first call may compile and is not checked.
         drew = not torch.equal(torch.cuda.get_rng_state(self._device), before)
         if drew and self._calls > 1:
             raise ConfigError(
-                "'acceleration' must be eager or compile: a network draws random numbers of its own"
-                " (torch.rand or functional.dropout in an encoder, say), which cudagraph does not"
-                " support; or remove what draws them"
+                "'acceleration' must be eager or compile: a network draws random numbers (such as"
+                " torch.rand or functional.dropout in an encoder), and cudagraph does not support"
+                " that; or remove them from the network"
             )
         return outputs
 
@@ -97,9 +98,9 @@ class CudaGraph:
 
 
 class _Inputs:
-    """Tensors that stay where they are on the device while their contents change.
+    """Tensors with fixed addresses on the device, whose contents change.
 
-    What comes from the host is gathered in one pinned block, so that it is one transfer.
+    Inputs from the host are gathered in one pinned block and sent in one transfer.
     """
 
     _ALIGNMENT = 64
@@ -130,8 +131,8 @@ class _Inputs:
         self.on_device = pytree.tree_unflatten(on_device, structure)
 
     def load(self, values: Any) -> None:
-        """Send new contents."""
-        self._sent.synchronize()  # the block may still be on its way from the call before
+        """Copy new values into the tensors."""
+        self._sent.synchronize()  # the transfer of the call before may not be complete
         _copy_into(self._staged, values)
         self._there.copy_(self._here, non_blocking=True)
         self._sent.record()
@@ -140,11 +141,13 @@ class _Inputs:
 def _copy_into(places: Any, values: Any) -> None:
     if isinstance(places, Tensor):
         if places.shape != values.shape:
-            raise ValueError(f"a graph of {tuple(places.shape)} was given {tuple(values.shape)}")
+            raise ValueError(
+                f"a graph captured with {tuple(places.shape)} got {tuple(values.shape)}"
+            )
         places.copy_(values)
     elif isinstance(places, dict):
         if len(places) != len(values):
-            raise ValueError(f"a graph of {sorted(places)} was given {sorted(values)}")
+            raise ValueError(f"a graph of {sorted(places)} got inputs of {sorted(values)}")
         for key, place in places.items():
             _copy_into(place, values[key])
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl_training.algorithms.acceleration import Acceleration
+from rl_training.algorithms.network_config import CustomNetworkConfig
 from rl_training.algorithms.q_learning import (
     QLearner,
     QLearningConfig,
@@ -22,7 +23,7 @@ from rl_training.types import Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNConfig(QLearningConfig):
+class DQNConfig(QLearningConfig, CustomNetworkConfig):
     """DQN's settings."""
 
     dueling: bool = False
@@ -30,9 +31,9 @@ class DQNConfig(QLearningConfig):
     prioritized: bool = False
     """Replay transitions in proportion to their TD errors (arXiv:1511.05952)."""
     priority_alpha: float = 0.6
-    """How much priorities matter, 0 to 1."""
+    """Exponent of the priorities, from 0 (uniform sampling) to 1."""
     priority_beta: float = 0.4
-    """Share of the bias of priorities that is corrected, 0 to 1; it rises to 1 over the run."""
+    """Exponent of the importance-sampling weights, 0 to 1; it rises to 1 over the run."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the hidden layers; unset: 120 84, none after images."""
 

@@ -17,7 +17,7 @@ from rl_training.algorithms.q_learning import (
     best_values,
     values_of,
 )
-from rl_training.types import Run
+from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,9 @@ class DRQNConfig(QLearningConfig):
         "batch_size": OldName("batch_sequences"),
     }
     """Settings that have a new name."""
+    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("encoder", "encoder_kwargs", "feature_size"), "drqn takes vectors without an encoder"
+    )
     sequence_length: int = 16
     """Most steps of a sequence, over which gradients flow back; sequences end with episodes."""
     burn_in: int = 4
@@ -53,7 +56,6 @@ class DRQNConfig(QLearningConfig):
         few = 1 <= self.n_step <= self.sequence_length
         self._require(few, "n_step", f"at most sequence_length = {self.sequence_length}")
         self._require(self.hidden_sizes != (), "hidden_sizes", "one width or more")
-        self._require(self.encoder is None, "encoder", "unset: drqn takes vectors as they are")
         on_host = self.replay_device == "cpu"
         self._require(on_host, "replay_device", "cpu: sequences are put together on the host")
 
@@ -65,7 +67,7 @@ class DRQNConfig(QLearningConfig):
         """How many sequences an update draws from the replay."""
         return self.batch_sequences
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the rest of a config."""
         super().check_run(run)
         self._require(

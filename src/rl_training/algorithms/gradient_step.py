@@ -1,4 +1,4 @@
-"""`GradientStep`: the only place a gradient is applied, eager or compiled."""
+"""`GradientStep`: the only place where gradients are applied, eager or compiled."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Reduce = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 class GradientStep:
     """Minimises ``loss(batch)["loss"]`` over a module's parameters, one optimizer step per call.
 
-    ``loss`` must reach its parameters through ``module`` alone. The parameters are laid into one
-    flat tensor (the module's become views of it), so that clipping and the optimizer are each one
-    operation however many layers there are: place the module on its device before. A second loss
-    over the same module, with an optimizer state of its own, is stepped ``beside`` the first.
+    ``loss`` must use the parameters only through ``module``. The parameters become views of one
+    flat tensor, so that clipping and the optimizer are one operation each for any number of layers;
+    move the module to its device before. For a second loss over the same module, with a separate
+    optimizer state, pass the first `GradientStep` as ``beside``.
 
-    A call computes the flat gradient, passes it and the metrics through ``reduce`` where given (a
-    mean over processes, say), clips it to ``max_grad_norm`` and applies the optimizer. Under
-    ``cudagraph`` ``reduce`` is captured with the rest. Weight decay leaves ``no_decay`` alone.
-    ``module`` is in train mode during the call and in eval mode after it; other modules that the
-    loss reads keep their mode. The call returns the loss's tensors, detached: nothing is
-    transferred to the host here.
+    A call computes the flat gradient, passes it and the metrics through ``reduce`` if given (for
+    example a mean over processes), clips it to ``max_grad_norm`` and applies the optimizer. Under
+    ``cudagraph``, ``reduce`` is captured with the rest. Weight decay does not apply to
+    ``no_decay``. ``module`` is in train mode during the call and in eval mode after it; other
+    modules that the loss uses keep their mode. The call returns the loss's tensors, detached and
+    still on the device.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GradientStep:
         self._learning_rate = learning_rate
         self._rate_tensor: Tensor | None = None
         if runs_compiled(device, acceleration):
-            # Compiled code reads the rate from a tensor, so that it can change between calls.
+            # A tensor, so that the rate of compiled code can change between calls.
             self._rate_tensor = torch.tensor(learning_rate, device=device)
         self._apply = optimizer.update_function(
             device, acceleration, decayed=_decay_mask(module, no_decay)
@@ -110,10 +110,10 @@ class GradientStep:
         return metrics
 
     def check_placement(self) -> None:
-        """Raise where a parameter is no longer part of the flat tensor, which is what is stepped.
+        """Raise an error if a parameter is no longer a view of the flat tensor.
 
-        Costs about a tenth of a microsecond per parameter. A captured CUDA graph runs no Python,
-        so learners call this before they replay one.
+        Takes about a tenth of a microsecond per parameter. A captured CUDA graph runs no Python, so
+        learners call this before they replay one.
         """
         for owner, key, part in self._parts:
             if owner.get(key) is not part:
@@ -133,13 +133,13 @@ class GradientStep:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state and rate; nothing that depends on the device or the mode."""
+        """Return the optimizer's state and rate, independent of device and acceleration mode."""
         state = {**self.moments, "learning_rate": self.learning_rate}
-        name = self.optimizer.name  # without a name it is Adam's, as in the first checkpoints
+        name = self.optimizer.name  # a state without a name is Adam's, as in the first checkpoints
         return state if name == "adam" else {**state, "optimizer": name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them, in place."""
+        """Restore the optimizer's state and rate, in place."""
         saved, name = state.get("optimizer", "adam"), self.optimizer.name
         if saved != name:
             raise ValueError(
@@ -149,14 +149,15 @@ class GradientStep:
         for key, tensor in self.moments.items():
             if state[key].shape != tensor.shape:
                 raise ValueError(
-                    f"'{key}' was saved as {tuple(state[key].shape)}, not {tuple(tensor.shape)}"
+                    f"the saved optimizer state '{key}' has shape {tuple(state[key].shape)};"
+                    f" expected {tuple(tensor.shape)}"
                 )
             tensor.copy_(state[key])
         self.learning_rate = float(state["learning_rate"])
 
 
 def clip_scale(gradient: Tensor, max_norm: float) -> Tensor:
-    """Return what a gradient must be multiplied by to have a norm of at most ``max_norm``."""
+    """Return the factor that scales a gradient to a norm of at most ``max_norm``."""
     norm = torch.linalg.vector_norm(gradient)
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)  # type: ignore[no-any-return]
 
@@ -165,12 +166,12 @@ def clip_scale(gradient: Tensor, max_norm: float) -> Tensor:
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are learnt; a user's encoder may hold frozen ones."""
+    """Return the parameters that require gradients; a user's encoder may have frozen ones."""
     return [p for p in module.parameters() if p.requires_grad]
 
 
 def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Lay parameters into one tensor, of which they become views."""
+    """Copy parameters into one flat tensor and make them views of it."""
     flat = torch.cat([p.detach().reshape(-1) for p in parameters])
     offset = 0
     for parameter in parameters:
@@ -180,7 +181,7 @@ def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 class _Place(NamedTuple):
-    """Where a parameter is looked up and where its numbers must be."""
+    """The module and name of a parameter, and its expected address."""
 
     name: str
     owner: dict[str, nn.Parameter | None]
@@ -200,7 +201,7 @@ def _places_of(module: nn.Module) -> list[_Place]:
 
 
 def _decay_mask(module: nn.Module, no_decay: Iterable[nn.Parameter]) -> Tensor | None:
-    """Return 1 per number that weight decay applies to, 0 elsewhere; None: all of them."""
+    """Return 1 for numbers that weight decay applies to, else 0; None if it applies to all."""
     spared = set(no_decay)
     if not spared:
         return None
@@ -218,7 +219,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Target(Generic[Network]):
-    """A slow copy of a module, in eval mode: theta' <- theta' + tau (theta - theta')."""
+    """A target network in eval mode: theta' <- theta' + tau (theta - theta')."""
 
     def __init__(self, module: Network) -> None:
         self.module = copy.deepcopy(module)
@@ -228,21 +229,20 @@ class Target(Generic[Network]):
             (mine._buffers, theirs._buffers, key)
             for mine, theirs in zip(self.module.modules(), module.modules(), strict=True)
             for key, buffer in mine._buffers.items()
-            # Sums that a normaliser keeps on the host are read by its own `update` alone, and a
-            # CUDA graph could not copy them.
+            # A normaliser's sums on the host are used only by its `update`, and a CUDA graph could
+            # not copy them.
             if buffer is not None and buffer.device == self._flat.device
         ]
 
     def copy(self, module: Network) -> None:
-        """Become equal to a module, also in what `follow` leaves alone (frozen parameters)."""
+        """Copy everything from a module, including frozen parameters, which `follow` skips."""
         self.module.load_state_dict(module.state_dict())
 
     @torch.no_grad()
     def follow(self, flat: Tensor, tau: float) -> None:
-        """Move towards the parameters that a `GradientStep` laid out; 1 copies them.
+        """Move towards the flat parameters of a `GradientStep`; tau 1 copies them.
 
-        Buffers (statistics of BatchNorm or of a normaliser) are copied from the module that this
-        is a target of.
+        Buffers (statistics of BatchNorm or of a normaliser) are copied from the module.
         """
         self._flat.lerp_(flat, tau)
         for mine, theirs, key in self._buffers:
@@ -264,7 +264,7 @@ def gradient_function(
 
 def _eager(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
     parameters = trainable(module)
-    # Written again by every call: megabytes of fresh memory would cost more than the copy.
+    # Reused by every call: allocating megabytes would take longer than the copy.
     flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
 
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -281,7 +281,7 @@ def _eager(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientF
 
 
 class _LossModule(nn.Module):
-    """Lets `functional_call` swap the parameters under a loss that uses ``module``."""
+    """Lets `functional_call` replace the parameters that a loss uses through ``module``."""
 
     def __init__(self, module: nn.Module, loss: LossFn) -> None:
         super().__init__()
@@ -295,14 +295,14 @@ class _LossModule(nn.Module):
 
 def _compiled(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
     # One function from parameters to the gradient: forward, loss, backward and clipping become
-    # one graph. Compiling the loss alone keeps autograd's own overhead and gains nothing on
-    # small networks.
+    # one graph. Compiling only the loss keeps autograd's overhead and is not faster for small
+    # networks.
     wrapped = _LossModule(module, loss)
     parameters = {
         f"module.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad
     }
-    # torch.func refuses to change tensors from outside the function: copies are changed, returned,
-    # and written back.
+    # torch.func does not allow changes of tensors from outside the function, so copies are
+    # changed, returned and written back.
     buffers = {f"module.{name}": buffer for name, buffer in changing_buffers(module).items()}
 
     def whole(
@@ -323,8 +323,8 @@ def _compiled(module: nn.Module, loss: LossFn, max_norm: float | None) -> Gradie
 
     compiled = accelerate(whole, "compile")
 
-    # Without no_grad other modules the loss reads (a critic under an actor's loss) would have
-    # their gradients prepared too; `grad_and_value` makes its own all the same.
+    # no_grad, so that no gradients are prepared for other modules in the loss (a critic in an
+    # actor's loss); `grad_and_value` computes its own gradient regardless.
     @torch.no_grad()
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         flat, metrics, changed = compiled(parameters, buffers, batch)

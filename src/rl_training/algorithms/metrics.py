@@ -1,4 +1,4 @@
-"""Metrics that are summed on the device and transferred once per report."""
+"""Metrics that are summed on the device and transferred to the host once per report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+_LOGGED_AS = {"entropy_loss": "entropy"}
+"""Terms of a loss that are logged under another name: this one is the entropy itself."""
 
 
 class MetricSums:
@@ -24,7 +27,7 @@ class MetricSums:
         self._sums: Tensor | None = None
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Add the metrics of one update: tensors of one number each, the same names every time."""
+        """Add the metrics of one update: tensors of one number, the same names in every call."""
         numbers = torch.stack(list(metrics.values()))
         if self._sums is None:
             self._names, self._sums = tuple(metrics), torch.zeros_like(numbers)
@@ -38,8 +41,8 @@ class MetricSums:
     def pop(self, group: str, **others: float | Tensor) -> dict[str, float]:
         """Return the means since the last call, named ``group/name``, and start again from zero.
 
-        ``others`` are numbers that are no means over updates; they are returned after the means.
-        All tensors are transferred from the device at once. Empty where no update was made.
+        ``others`` are returned unchanged after the means. All tensors are transferred from the
+        device at once. Empty if there was no update.
         """
         if self._sums is None or not self.updates:
             return {}
@@ -49,10 +52,13 @@ class MetricSums:
         found = dict(zip((*self._names, *tensors), numbers.tolist(), strict=True))
         self.reset()
         values = {name: found.pop(name, value) for name, value in others.items()}
-        return {f"{group}/{name}": float(value) for name, value in (found | values).items()}
+        return {
+            f"{group}/{_LOGGED_AS.get(name, name)}": float(value)
+            for name, value in (found | values).items()
+        }
 
     def reset(self) -> None:
-        """Forget the sums; in place, since a graph may write to them."""
+        """Set the sums to zero; in place, since a CUDA graph may write to them."""
         self.updates = 0
         if self._sums is not None:
             self._sums.zero_()
@@ -62,7 +68,7 @@ class MetricSums:
         return {"names": list(self._names), "sums": self._sums, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums; in place where there are some, since a graph may write to them."""
+        """Restore the sums; in place if they exist, since a CUDA graph may write to them."""
         self.reset()
         self.updates = int(state["updates"])
         saved = state["sums"]
@@ -76,7 +82,7 @@ class MetricSums:
 
 
 def explained_variance(batch: Mapping[str, Any]) -> Tensor:
-    """Return 1 - Var(returns - values) / Var(returns); 1 is perfect, 0 is that of a constant."""
+    """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 as good as a constant."""
     returns, values = batch["returns"], batch["values"]
     if "mask" in batch:
         rows = batch["mask"] > 0

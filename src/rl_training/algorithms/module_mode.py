@@ -19,22 +19,22 @@ _MODE_FREE = (
     *(nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
     *(nn.Softsign, nn.Softmax, nn.LogSoftmax, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.GLU),
 )
-"""Modules of torch that compute the same in both modes. Not among them: recurrent layers, whose
-kernels on CUDA refuse a backward pass in eval mode."""
+"""Modules of torch that compute the same in both modes. Recurrent layers are not listed: their
+CUDA kernels do not support a backward pass in eval mode."""
 
 
 def _is_mode_free(module: nn.Module) -> bool:
-    # Exact types: what a subclass does is not known. None of this package's own modules reads its
-    # mode; what they contain is looked at by itself.
+    # Exact types, because a subclass may differ. This package's own modules do not use their mode;
+    # the modules inside them are checked separately.
     own = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
     return own or type(module) in _MODE_FREE
 
 
 def mode_dependent(module: nn.Module) -> list[nn.Module]:
-    """Return the submodules that may compute something else in train than in eval mode.
+    """Return the submodules whose results may differ between train and eval mode.
 
-    A module with a ``train`` method of its own is listed without what it contains, which that
-    method switches.
+    If a module overrides ``train``, its submodules are not listed, because that method switches
+    them.
     """
     if type(module).train is not nn.Module.train:
         return [module]
@@ -56,8 +56,8 @@ def set_mode(modules: Iterable[nn.Module], *, training: bool) -> None:
 def changing_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers, by name, that a forward pass in train mode may change.
 
-    A class with a true attribute ``frozen_between_updates`` changes its own nowhere but outside
-    learning phases.
+    Buffers of a class whose attribute ``frozen_between_updates`` is true change only outside
+    learning phases and are left out.
     """
     names = {id(part): name for name, part in module.named_modules()}
     found: dict[str, Tensor] = {}
@@ -70,7 +70,7 @@ def changing_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def refuse_random_modules(module: nn.Module) -> None:
-    """Raise a `ConfigError` where a module draws random numbers, which a CUDA graph must not."""
+    """Raise `ConfigError` if a module draws random numbers, which CUDA graphs do not support."""
     for name, part in module.named_modules():
         if _draws(part):
             raise ConfigError(

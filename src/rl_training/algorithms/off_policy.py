@@ -7,7 +7,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,21 @@ from torch.utils import _pytree as pytree
 from rl_training.algorithms.acceleration import Acceleration, graphed
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.metrics import MetricSums
-from rl_training.algorithms.schedules import OptimizationConfig, set_learning_rates
+from rl_training.algorithms.network_config import NetworkConfig
+from rl_training.algorithms.schedules import set_learning_rates
 from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
 from rl_training.errors import ConfigError
-from rl_training.types import Progress, Run, StopRequest, never
+from rl_training.types import Progress, RunSettings, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(OptimizationConfig):
+class OffPolicyConfig(NetworkConfig):
     """Settings of every algorithm that learns from a replay."""
 
+    default_num_envs: ClassVar[int] = 1
+
     buffer_size: int = 1_000_000
-    """Transitions kept for replay, over all environments."""
+    """Capacity of the replay buffer in transitions, over all environments."""
     learning_starts: int = 1000
     """Steps of random actions before the first update."""
     batch_size: int = 256
@@ -35,33 +38,29 @@ class OffPolicyConfig(OptimizationConfig):
     train_freq: int = 1
     """Run updates each time this many transitions have been collected."""
     gradient_steps: float = 1.0
-    """Updates each time; fractions are carried over, -1: one per transition."""
+    """Updates per train_freq transitions; a fraction accumulates until it makes a whole update;
+    -1: one update per transition."""
     gamma: float = 0.99
     """Discount factor."""
     n_step: int = 1
     """Number of rewards summed before bootstrapping."""
     hidden_sizes: tuple[int, ...] | None = (256, 256)
-    """Widths of the hidden layers of every network; unset: 256 256, none after images."""
+    """Widths of the hidden layers of every network, after vectors and images alike; null in YAML:
+    256 256 after vectors, none after images."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "relu"
     """Activation between layers."""
-    encoder: str | None = None
-    """A 'module:Class' taking the ObsSpec, with an output_size; unset: a NatureCNN per image."""
-    feature_size: int = 512
-    """Features that a convolutional network computes of each image."""
     replay_device: Literal["cpu", "accelerator"] = "cpu"
-    """'accelerator' copies the replay to the networks' device and gathers batches there."""
+    """'accelerator' copies the replay buffer to the networks' device and gathers batches there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("buffer_size", "train_freq", "n_step", "feature_size"):
+        for name in ("buffer_size", "train_freq", "n_step"):
             self._require(getattr(self, name) >= 1, name, "at least 1")
         self._check_batch()
         self._require(self.learning_starts >= 0, "learning_starts", "zero or more")
         self._require(0 <= self.gamma <= 1, "gamma", "between 0 and 1")
         steps = self.gradient_steps
         self._require(steps == -1 or 0 < steps < math.inf, "gradient_steps", "above 0, or -1")
-        for width in self.hidden_sizes or ():
-            self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
     def _check_batch(self) -> None:
         self._require(self.batch_size >= 1, "batch_size", "at least 1")
@@ -71,7 +70,7 @@ class OffPolicyConfig(OptimizationConfig):
         """How many transitions, or sequences of them, an update draws from the replay."""
         return self.batch_size
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the rest of a config, and the reverse."""
         self._require(
             self.buffer_size >= run.num_envs, "buffer_size", f"at least num_envs = {run.num_envs}"

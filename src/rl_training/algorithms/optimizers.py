@@ -1,4 +1,4 @@
-"""Optimizers as typed settings and in-place updates of one flat tensor."""
+"""Optimizers: typed settings, and in-place updates of one flat tensor."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from rl_training.algorithms.acceleration import Acceleration, accelerate
 OptimizerName = Literal["adam", "adamw", "rmsprop", "radam"]
 
 Update = Callable[[Tensor, Tensor, dict[str, Tensor], float | Tensor], None]
-"""Changes parameters and optimizer state in place, given parameters, gradient, state and rate."""
+"""Updates parameters and optimizer state in place, given parameters, gradient, state and rate."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     """Which optimizer a `GradientStep` uses, and its settings.
 
-    The names and the arithmetic are those of `torch.optim`. RMSprop has neither momentum nor
-    centring: it reads the second of ``betas`` alone, which torch calls ``alpha``.
+    Names and arithmetic are those of `torch.optim`. RMSprop has no momentum and is not centred; it
+    uses only the second of ``betas``, which torch calls ``alpha``.
     """
 
     name: OptimizerName = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay per update of the average gradient and of the average squared gradient."""
     eps: float = 1e-8
-    """Added to the root of the average squared gradient."""
+    """Added to the square root of the average squared gradient."""
     weight_decay: float = 0.0
-    """adamw: parameters shrink by rate * weight_decay; others: an L2 term of the gradient."""
+    """adamw: parameters shrink by rate * weight_decay; others: an L2 term in the gradient."""
 
     def init_state(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the state before the first update: step 0, averages of zero."""
@@ -73,10 +73,10 @@ class Optimizer:
 
 
 def runs_compiled(device: torch.device, mode: Acceleration) -> bool:
-    """Whether updates on a device are compiled, so that the rate must be a tensor.
+    """Return whether updates on a device are compiled, so that the rate must be a tensor.
 
-    On CUDA torch's fused kernel runs one tensor on few of a GPU's processors; compiled code uses
-    them all. On a CPU the fused kernel is the fastest there is.
+    On CUDA, torch's fused kernel uses few of a GPU's processors for one tensor; compiled code uses
+    all of them. On a CPU the fused kernel is fastest.
     """
     return mode != "eager" and device.type == "cuda"
 
@@ -93,7 +93,7 @@ def _adam_kernel(
     beta2: float,
     eps: float,
 ) -> None:
-    # As a function: for one tensor the optimizer object costs more than its arithmetic.
+    # The function, because for one tensor the optimizer object takes longer than the arithmetic.
     adam(
         [flat],
         [gradient],
@@ -124,7 +124,7 @@ def _adam_formula(
     beta2: float,
     eps: float,
 ) -> None:
-    """Adam (Kingma and Ba 2015, arXiv:1412.6980), to be compiled into one kernel."""
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980), written to be compiled into one kernel."""
     step += 1
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.lerp_(gradient.square(), 1 - beta2)
@@ -145,7 +145,7 @@ def _rmsprop_formula(
 ) -> None:
     """RMSprop (Tieleman and Hinton 2012): v <- b v + (1 - b) g^2, w <- w - rate g / (sqrt v + e).
 
-    The average starts at zero and is not corrected for it, as in torch.
+    The average starts at zero without bias correction, as in torch.
     """
     del beta1
     step += 1
@@ -167,13 +167,13 @@ def _radam_formula(
 ) -> None:
     """Adam with rectified variance (Liu et al. 2020, arXiv:1908.03265).
 
-    Until the average squared gradient rests on enough gradients (rho > 5) the step is that of the
-    average gradient alone.
+    Until the average squared gradient contains enough gradients (rho > 5), only the average
+    gradient is used.
     """
     step += 1
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.lerp_(gradient.square(), 1 - beta2)
-    # rho is a small difference of large numbers. MPS has no float64.
+    # float64 where possible (not on MPS), because rho is a small difference of large numbers.
     exact = step if step.device.type == "mps" else step.double()
     correction2 = _one_minus_power(beta2, exact)
     rho_inf = 2 / (1 - beta2) - 1
@@ -186,7 +186,7 @@ def _radam_formula(
 
 
 def _one_minus_power(beta: float, step: Tensor) -> Tensor:
-    """1 - beta^step, without losing digits while that is small."""
+    """Return 1 - beta^step, accurate also for small results."""
     return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,18 @@ from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.metrics import MetricSums
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
-from rl_training.types import Progress, Run, StopRequest, never, until
+from rl_training.types import Progress, RunSettings, StopRequest, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPGConfig(PPOConfig):
     """PPO's settings for the policy phase, and those of the auxiliary phase."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = {
+        "critic_hidden_sizes": "ppg has value_sizes instead",
+        "network": "ppg takes an 'encoder' instead",
+        "network_kwargs": "ppg takes an 'encoder' instead",
+    }
 
     policy_phases: int = 32
     """Rollouts learnt from before each auxiliary phase."""
@@ -32,7 +38,7 @@ class PPGConfig(PPOConfig):
     num_aux_minibatches: int = 16
     """Minibatches those rollouts are split into."""
     beta_clone: float = 1.0
-    """Weight of the KL term that keeps the policy close to its old self."""
+    """Weight of the KL term that keeps the policy close to that before the auxiliary phase."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the trunk's layers, which policy and values share; unset: 64 64."""
     value_sizes: tuple[int, ...] = (64,)
@@ -47,7 +53,7 @@ class PPGConfig(PPOConfig):
         for width in self.value_sizes:
             self._require(width >= 1, "value_sizes", "widths of at least 1")
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
         super().check_run(run)
         rows = self.policy_phases * run.num_envs * self.num_steps

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,15 @@ from rl_training.algorithms.acceleration import Acceleration, accelerate, graphe
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.metrics import MetricSums, explained_variance
-from rl_training.algorithms.schedules import OptimizationConfig, set_learning_rates
+from rl_training.algorithms.network_config import ActorCriticConfig, CustomNetworkConfig
+from rl_training.algorithms.schedules import Schedule, set_learning_rates
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import Evaluation
-from rl_training.types import Progress, Run, StopRequest, never, until
+from rl_training.types import Progress, RunSettings, StopRequest, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(OptimizationConfig):
+class OnPolicyConfig(ActorCriticConfig, CustomNetworkConfig):
     """Settings of every algorithm that learns from one rollout at a time."""
 
     num_steps: int = 128
@@ -40,21 +41,15 @@ class OnPolicyConfig(OptimizationConfig):
     ent_coef: float = 0.01
     """Weight of the entropy bonus."""
     vf_coef: float = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss, which is half the mean squared error."""
     max_grad_norm: float = 0.5
     """Clip gradients to this global norm."""
     optimizer_eps: float = 1e-5
     """Epsilon of the optimizer."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the hidden layers, of policy and value each; unset: 64 64, none after images."""
-    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
-    """Activation between layers."""
     log_std_init: float = 0.0
     """Initial log standard deviation of Box actions (in units of half the range)."""
-    encoder: str | None = None
-    """A 'module:Class' taking the ObsSpec, with an output_size; unset: a NatureCNN per image."""
-    feature_size: int = 512
-    """Features that a convolutional network computes of each image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,20 +60,19 @@ class OnPolicyConfig(OptimizationConfig):
         for name in ("ent_coef", "vf_coef"):
             self._require(0 <= getattr(self, name) < math.inf, name, "zero or more, and finite")
         self._require(math.isfinite(self.log_std_init), "log_std_init", "finite")
-        self._require(self.feature_size >= 1, "feature_size", "at least 1")
-        for width in self.hidden_sizes or ():
-            self._require(width >= 1, "hidden_sizes", "widths of at least 1")
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the rest of a config."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
-    """PPO's settings, by CleanRL's names where it has them."""
+    """PPO's settings, named as in CleanRL where it has the same setting."""
 
     learning_rate: float = 2.5e-4
-    """Step size of the optimizer at the start."""
+    """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""
+    lr_schedule: Schedule | None = None
+    """'constant', or 'linear' or 'cosine' decay to 0; unset: linear if anneal_lr, else constant."""
     anneal_lr: bool = True
     """Lower the learning rate linearly to zero over the run, where lr_schedule is unset."""
     num_minibatches: int = 4
@@ -86,13 +80,13 @@ class PPOConfig(OnPolicyConfig):
     update_epochs: int = 4
     """Epochs per rollout."""
     clip_coef: float = 0.2
-    """How far the probability ratio may move from 1."""
+    """Clip range of the probability ratio: [1 - clip_coef, 1 + clip_coef]."""
     anneal_clip: bool = False
     """Lower clip_coef linearly to zero over the run."""
     clip_vloss: bool = False
     """Clip the value function's change by clip_coef too."""
     target_kl: float | None = None
-    """End a rollout's epochs once the policy has moved this far; unset: never."""
+    """Stop a rollout's update epochs when the mean approximate KL exceeds this; unset: never."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +96,7 @@ class PPOConfig(OnPolicyConfig):
         if self.target_kl is not None:
             self._require(self.target_kl > 0, "target_kl", "above 0")
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
         num_envs = run.num_envs
         rows = num_envs * self.num_steps

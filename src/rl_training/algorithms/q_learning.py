@@ -1,4 +1,4 @@
-"""What Q-learners share: epsilon-greedy exploration, one gradient step, a target network."""
+"""Base of DQN and DRQN: epsilon-greedy exploration, one gradient step, a target network."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner
+from rl_training.algorithms.schedules import Schedule
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.types import Progress, StopRequest, never
 
@@ -23,13 +24,15 @@ class QLearningConfig(OffPolicyConfig):
     """Settings of every Q-learner."""
 
     learning_rate: float = 2.5e-4
-    """Step size of the optimizer, at its highest."""
+    """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""
+    lr_schedule: Schedule | None = None
+    """'constant', or 'linear' or 'cosine' decay to 0; unset: linear if anneal_lr, else constant."""
     buffer_size: int = 100_000
-    """Transitions kept for replay, over all environments."""
+    """Capacity of the replay buffer in transitions, over all environments."""
     batch_size: int = 128
     """Transitions per update."""
     train_freq: int = 10
-    """Learn at every crossing of a multiple of this many transitions."""
+    """Run updates each time this many transitions have been collected."""
     anneal_lr: bool = False
     """Lower the learning rate linearly to zero over the run, where lr_schedule is unset."""
     tau: float = 1.0
@@ -43,11 +46,11 @@ class QLearningConfig(OffPolicyConfig):
     }
     """Settings that have a new name."""
     exploration_fraction: float = 0.5
-    """Share of the run over which epsilon falls."""
+    """Fraction of the run over which epsilon decreases linearly."""
     exploration_initial_eps: float = 1.0
-    """Share of random actions at the start."""
+    """Epsilon at the start: the fraction of random actions."""
     exploration_final_eps: float = 0.05
-    """Share of random actions once exploration_fraction of the run is done."""
+    """Epsilon after exploration_fraction of the run."""
     max_grad_norm: float = 10.0
     """Clip gradients to this global norm."""
     double: bool = False
@@ -64,7 +67,7 @@ class QLearningConfig(OffPolicyConfig):
             self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
 
     def epsilon(self, progress: Progress) -> float:
-        """Return the share of random actions: a straight line, then constant."""
+        """Return the fraction of random actions: linear, then constant."""
         done = min(1.0, progress.fraction / self.exploration_fraction)
         first, last = self.exploration_initial_eps, self.exploration_final_eps
         return first + done * (last - first)
@@ -125,7 +128,7 @@ class QLearner(ReplayLearner):
         *,
         updates: int = 1,
     ) -> int:
-        """Take ``updates`` steps; move the target network where its interval was crossed."""
+        """Make ``updates`` gradient steps; update the target network at its interval."""
         done = super().learn(experience, progress, stop, updates=updates)
         if done < updates:
             return done
@@ -136,7 +139,7 @@ class QLearner(ReplayLearner):
         return done
 
     def update(self, batch: Mapping[str, Any], *, delayed: bool = False) -> dict[str, Tensor]:
-        """Take one gradient step; no part of it is delayed."""
+        """Make one gradient step; ``delayed`` has no effect."""
         del delayed
         return self.step(batch)
 

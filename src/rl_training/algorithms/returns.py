@@ -10,20 +10,19 @@ All functions take the same tensors, time first, for T steps of N environments:
 - ``last_value`` (N,): the value of the observation after the last step. It is not used where the
   last step ended the episode.
 
-What follows a step is always handled by one rule, that of `_backup`: for any estimate X,
+All estimators use one rule for what follows a step (`_backup`): for any estimate X,
 
     r_t + gamma [(1 - done_t) X_{t+1} + bootstrap_t],    X_T = last_value
 
-so a termination is followed by 0, a truncation by the value of its final observation, and no
-estimate ever reads across the end of an episode.
+so the value after a termination is 0, after a truncation that of the final observation, and no
+estimate depends on rewards or values of the next episode.
 
-Reset-only rows (``valid`` is False in `VectorStep` and `RolloutBuffer`) need no argument here: the
-row before one has ``done = 1`` (or is itself reset-only, or lies in the rollout before), so nothing
-of such a row, and nothing of the episode after it, reaches a row of the episode before. Results in
-the reset-only rows themselves have no meaning; losses give them no weight. Their inputs must be
-finite all the same, because 0 * nan is nan.
+Reset-only rows (``valid`` is False in `VectorStep` and `RolloutBuffer`) need no argument here. The
+row before one has ``done = 1`` (or is reset-only, or in the rollout before), so rows of the episode
+before do not depend on it. Results in reset-only rows have no meaning and no weight in losses.
+Their inputs must be finite, because 0 * nan is nan.
 
-Results are targets: no gradient flows through them, whatever the inputs.
+Results are targets: no gradient flows through them.
 """
 
 from __future__ import annotations
@@ -95,16 +94,16 @@ def n_step_returns(
     gamma: float,
     n: int,
 ) -> Tensor:
-    """Discounted rewards of up to ``n`` steps and the value of what follows them.
+    """N-step returns: discounted rewards of up to ``n`` steps plus the value after them.
 
     Sutton and Barto 2018, section 7.1; Mnih et al. 2016, arXiv:1602.01783. In an episode that does
     not end within the next n steps of the rollout
 
         G_t = r_t + gamma r_{t+1} + ... + gamma^{n-1} r_{t+n-1} + gamma^n V_{t+n}
 
-    The sum has fewer terms where the episode ends first, followed by ``bootstrap`` (0 after a
-    termination), or where the rollout does, followed by ``last_value``. Takes min(n, T) operations
-    on whole tensors.
+    The sum has fewer terms if the episode ends first; it is then followed by ``bootstrap`` (0 after
+    a termination). At the end of the rollout it is followed by ``last_value``. Takes min(n, T)
+    operations on whole tensors.
 
     Args:
         rewards: (T, N).
@@ -148,8 +147,8 @@ def lambda_returns(
         G_T = last_value
 
     The mean of all n-step returns, weighted by (1 - lambda) lambda^{n-1}. Lambda 0 gives the
-    one-step target, lambda 1 the discounted sum of rewards to the end of the episode or rollout,
-    and the value of what follows. G_t - V_t is the advantage of `gae`, and is computed as that: the
+    one-step target; lambda 1 the discounted sum of rewards to the end of the episode or rollout,
+    plus the value after it. G_t - V_t is the advantage of `gae` and is computed that way: the
     result equals the returns of `gae` bit for bit.
 
     Args:
@@ -197,10 +196,10 @@ def vtrace(
         A_t     = rho_t (r_t + gamma [(1 - done_t) X_{t+1} + bootstrap_t] - V_t)
         X_t     = (1 - lambda) V_t + lambda vs_t,    vs_T = X_T = last_value
 
-    The lambda in c is that of the paper's remark 2; 1 leaves it out. The paper has X = vs, which is
-    the same for lambda 1. For less, X as above makes A the advantage of `gae` on policy: where all
-    ratios are one and both clips at least 1, ``vs`` equals `lambda_returns`, and A the advantages
-    of `gae`, bit for bit.
+    The lambda in c is from the paper's remark 2; the paper's algorithm has lambda 1. The paper has
+    X = vs, which is equal for lambda 1. For smaller lambda, X as above makes A equal the advantages
+    of `gae` on policy: if all ratios are one and both clips at least 1, ``vs`` equals
+    `lambda_returns` and A the advantages of `gae`, bit for bit.
 
     Args:
         behaviour_logprobs: (T, N), log-probabilities under the policy that chose the actions.
@@ -212,14 +211,15 @@ def vtrace(
         last_value: (N,).
         gamma: the discount.
         gae_lambda: lambda.
-        rho_bar: the clip of the ratio in front of TD errors and advantages: which policy is
-            evaluated, between the behaviour policy (near 0) and the target policy (infinity).
-        c_bar: the clip of the ratios of the trace: how far TD errors propagate back. It has no
-            effect on what ``vs`` converges to. The paper assumes c_bar <= rho_bar.
+        rho_bar: the clip of the ratio that TD errors and advantages are multiplied by. It sets the
+            policy that is evaluated, from the behaviour policy (near 0) to the target policy
+            (infinity).
+        c_bar: the clip of the ratios of the trace: how far TD errors propagate back. It does not
+            change what ``vs`` converges to. The paper assumes c_bar <= rho_bar.
 
     Returns:
-        ``vs``, the targets of the values, and A, what the gradient of the log-probability is
-        multiplied by; both (T, N).
+        ``vs``, the targets of the values, and A, the advantages of the policy gradient; both
+        (T, N).
 
     Raises:
         ValueError: shapes do not match.
@@ -253,17 +253,17 @@ def vtrace(
 def _backup(
     rewards: Tensor, next_values: Tensor, continues: Tensor, bootstrap: Tensor, gamma: float
 ) -> Tensor:
-    """One-step targets with ``next_values`` as the estimate of what follows each step."""
+    """Return one-step targets with ``next_values`` as the estimate after each step."""
     return rewards + gamma * (continues * next_values + bootstrap)
 
 
 def _continues(dones: Tensor, like: Tensor) -> Tensor:
-    """1 where the next row belongs to the same episode, else 0."""
+    """Return 1 where the next row belongs to the same episode, else 0."""
     return 1.0 - dones.to(like.dtype)
 
 
 def _next(rows: Tensor, last: Tensor) -> Tensor:
-    """The row after each one; ``last`` is the one after the last."""
+    """Return the row after each row; ``last`` follows the last one."""
     return torch.cat((rows[1:], last.reshape(1, -1).to(rows)))
 
 

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
+from rl_training.algorithms.network_config import ActorCriticConfig
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ensemble_td_loss
 from rl_training.models.mlp_continuous import ActorCritics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SACConfig(OffPolicyConfig):
+class SACConfig(OffPolicyConfig, ActorCriticConfig):
     """SAC's settings."""
 
     tau: float = 0.005

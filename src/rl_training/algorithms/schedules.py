@@ -1,10 +1,11 @@
-"""Settings of optimisation that every algorithm has, and the learning rate as a schedule."""
+"""Optimizer settings that all algorithms share, and the schedule of the learning rate."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rl_training._internal.coerce import check_types, require, take_old_names
 from rl_training.algorithms.optimizers import Optimizer
@@ -15,24 +16,30 @@ if TYPE_CHECKING:
 
 Schedule = Literal["constant", "linear", "cosine"]
 _FIRST_RATE = 0.01
-"""Share of the learning rate at the start of a warm-up: with 0 the first phase would do nothing."""
+"""Fraction of the learning rate at the start of a warm-up; with 0 the first updates would do
+nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
     """The optimizer's settings. Configs of algorithms derive from this one."""
 
+    default_num_envs: ClassVar[int] = 8
+    """Number of environments of a run that does not set ``num_envs``."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = {}
+    """Inherited settings that an algorithm refuses, with the reason."""
+
     learning_rate: float = 3e-4
-    """Peak learning rate of the optimizer."""
+    """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""
     lr_schedule: Literal["constant", "linear", "cosine"] | None = None
-    """'constant', or 'linear' or 'cosine' decay to 0; unset: linear if anneal_lr, else constant."""
+    """'constant', or 'linear' or 'cosine' decay to 0; unset: constant."""
     lr_warmup_fraction: float = 0.0
     """Fraction of the run with linear warm-up from 1% of the learning rate."""
     optimizer: Literal["adam", "adamw", "rmsprop", "radam"] = "adam"
     """Optimizer, as in torch.optim (RMSprop without momentum)."""
     optimizer_betas: tuple[float, float] = (0.9, 0.999)
-    """Decay per update of the average gradient and of the average squared gradient; rmsprop uses
-    the second alone."""
+    """Adam's betas; rmsprop uses only the second, which torch calls alpha."""
     optimizer_eps: float = 1e-8
     """Epsilon of the optimizer."""
     weight_decay: float = 0.0
@@ -41,6 +48,10 @@ class OptimizationConfig:
     def __post_init__(self) -> None:
         check_types(self, "algo_kwargs")
         take_old_names(self, "algo_kwargs")
+        for field in dataclasses.fields(self):
+            if field.name in self.NOT_SUPPORTED:
+                unused = getattr(self, field.name) in (field.default, {})
+                self._require(unused, field.name, f"unset: {self.NOT_SUPPORTED[field.name]}")
         rate = 0 < self.learning_rate < math.inf
         self._require(rate, "learning_rate", "above 0 and finite")
         self._require(0 <= self.lr_warmup_fraction < 1, "lr_warmup_fraction", "at least 0, below 1")
@@ -61,7 +72,7 @@ class OptimizationConfig:
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate's schedule: ``lr_schedule``, or what ``anneal_lr`` means."""
+        """The learning rate's schedule: ``lr_schedule``, or that implied by ``anneal_lr``."""
         if self.lr_schedule is not None:
             return self.lr_schedule
         return "linear" if getattr(self, "anneal_lr", False) else "constant"
@@ -87,7 +98,7 @@ class OptimizationConfig:
 def set_learning_rates(
     config: OptimizationConfig, progress: Progress, *steps: GradientStep
 ) -> None:
-    """Set the rate of gradient steps for a learning phase; leave a constant one untouched."""
+    """Set the learning rate of a learning phase; does nothing if the rate is constant."""
     if config.rate_changes:
         rate = config.rate_at(progress)
         for step in steps:

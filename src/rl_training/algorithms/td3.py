@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
+from rl_training.algorithms.network_config import ActorCriticConfig
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ensemble_td_loss
 from rl_training.models.mlp_continuous import ActorCritics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Config(OffPolicyConfig):
+class TD3Config(OffPolicyConfig, ActorCriticConfig):
     """TD3's settings; noise is in units of half the action range."""
 
     tau: float = 0.005

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from rl_training._internal.coerce import require
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
-from rl_training.types import Run
+from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentPPOConfig(PPOConfig):
     """PPO's settings, and those of the LSTM."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("network", "network_kwargs"), "recurrent_ppo takes an 'encoder' instead"
+    )
 
     lstm_size: int = 64
     """Cells of each LSTM."""
@@ -36,7 +40,7 @@ class RecurrentPPOConfig(PPOConfig):
             f"a divisor of num_steps = {self.num_steps}",
         )
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
         per_env = self.num_steps // self.sequence_length
         sequences = run.num_envs * per_env

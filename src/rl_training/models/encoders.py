@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_training._internal.tree import tree_leaves
 from rl_training.models.cnn.nature import NatureCNN
+from rl_training.models.user_class import PROBE_ROWS, UserClass, is_floats, probe_observations
 from rl_training.types import ACTION_MASK, ObsSpec
 
 
@@ -17,8 +18,8 @@ from rl_training.types import ACTION_MASK, ObsSpec
 class EncoderConfig:
     """How observations are encoded."""
 
-    custom: type[nn.Module] | None = None
-    """The user's own: called with the `ObsSpec`, with an ``output_size``."""
+    custom: UserClass | None = None
+    """The user's own encoder, made from the `ObsSpec`."""
     feature_size: int = 512
     """Features of each image."""
     orthogonal: bool = False
@@ -88,15 +89,31 @@ class ImageEncoder(nn.Module):
         )
 
 
-def make_encoder(obs_spec: ObsSpec, config: EncoderConfig) -> tuple[nn.Module, int]:
+def make_encoder(
+    obs_spec: ObsSpec, config: EncoderConfig, *, normalized: bool = False
+) -> tuple[nn.Module, int]:
     """Return the user's encoder or the default for these observations, and its output size."""
     if config.custom is not None:
-        made = config.custom(obs_spec)
-    elif obs_spec.has_images:
-        made = ImageEncoder(obs_spec, config)
-    else:
-        made = FlattenEncoder(obs_spec)
-    return made, int(made.output_size)  # type: ignore[arg-type]
+        return _custom_encoder(obs_spec, config.custom, normalized)
+    if obs_spec.has_images:
+        images = ImageEncoder(obs_spec, config)
+        return images, images.output_size
+    vectors = FlattenEncoder(obs_spec)
+    return vectors, vectors.output_size
+
+
+def _custom_encoder(
+    obs_spec: ObsSpec, custom: UserClass, normalized: bool
+) -> tuple[nn.Module, int]:
+    """Return the user's encoder, and the number of features that it computes of a batch."""
+    encoder = custom.make(obs_spec=obs_spec)
+    obs = probe_observations(obs_spec, normalized=normalized)
+    features = custom.probe(encoder, obs)
+    size = features.shape[-1] if isinstance(features, Tensor) and features.ndim == 2 else 0
+    if not (size and is_floats(features, (PROBE_ROWS, size))):
+        expected = "features of shape (batch, number of features), floats"
+        raise custom.wrong_output(expected, features, obs)
+    return encoder, size
 
 
 def split_mask(obs: Any) -> tuple[Any, Tensor | None]:

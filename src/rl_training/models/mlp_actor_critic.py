@@ -71,7 +71,7 @@ class MLPActorCritic(FeedForwardActorCritic):
 
     Features of vectors are the vectors themselves, normalised with ``normalize_obs``; those of an
     image come from a `NatureCNN`; ``encoder`` may name the user's own. Without ``hidden_sizes``
-    policy and value are linear in the features.
+    policy and value are linear in the features. Unset, ``critic_hidden_sizes`` are the same.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class MLPActorCritic(FeedForwardActorCritic):
         action_spec: ActionSpec,
         *,
         hidden_sizes: tuple[int, ...] = (64, 64),
+        critic_hidden_sizes: tuple[int, ...] | None = None,
         activation: str = "tanh",
         log_std_init: float = 0.0,
         encoder: EncoderConfig = DEFAULT_ENCODER,
@@ -90,7 +91,8 @@ class MLPActorCritic(FeedForwardActorCritic):
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         features = self.num_features
         self.actor = MLP((features, *hidden_sizes, head.param_size), activation, 0.01)
-        self.critic = MLP((features, *hidden_sizes, 1), activation, 1.0)
+        critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        self.critic = MLP((features, *critic_sizes, 1), activation, 1.0)
 
     def policy_and_value(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return parameters of the action distribution, and state values, one per row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -14,13 +15,33 @@ from rl_training.models.observing import ObservingModule
 from rl_training.types import ActionSpec, ObsSpec
 
 
-class MLPQNetwork(ObservingModule):
-    """One value per discrete action.
+class FeedForwardQNetwork(ObservingModule, ABC):
+    """One value per discrete action, without memory; subclasses compute them."""
+
+    head: CategoricalHead
+
+    @abstractmethod
+    def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the values of all actions, and the mask of the legal ones."""
+
+    def q_values(self, obs: Any) -> Tensor:
+        """Return the values of all actions; those of illegal ones are the least float.
+
+        Where the mask allows nothing (as it may in the final observation of an episode) it is
+        ignored.
+        """
+        values, mask = self.policy(obs)
+        if mask is None:
+            return values
+        mask = mask | ~mask.any(-1, keepdim=True)
+        return values.masked_fill(~mask, torch.finfo(values.dtype).min)
+
+
+class MLPQNetwork(FeedForwardQNetwork):
+    """One value per discrete action, by MLPs.
 
     Dueling (Wang et al. 2016, arXiv:1511.06581): Q = V + A - mean(A), each a network of its own.
     """
-
-    head: CategoricalHead
 
     def __init__(
         self,
@@ -48,18 +69,6 @@ class MLPQNetwork(ObservingModule):
         if self.state_value is not None:
             values = self.state_value(features) + values - values.mean(-1, keepdim=True)
         return values, mask
-
-    def q_values(self, obs: Any) -> Tensor:
-        """Return the values of all actions; those of illegal ones are the least float.
-
-        Where the mask allows nothing (as it may in the final observation of an episode) it is
-        ignored.
-        """
-        values, mask = self.policy(obs)
-        if mask is None:
-            return values
-        mask = mask | ~mask.any(-1, keepdim=True)
-        return values.masked_fill(~mask, torch.finfo(values.dtype).min)
 
     def numpy_actor(self) -> NumpyChoice | None:
         """Return greedy acting in NumPy (see `numpy_policy`), where that is possible.

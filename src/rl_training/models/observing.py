@@ -21,7 +21,8 @@ class ObservingModule(nn.Module):
 
     Observations are raw, as environments return them and buffers store them. With ``clip_obs``
     vectors are standardised by running statistics and clipped to that many standard deviations;
-    with None they are encoded as they are. Networks that choose actions pass their ``head``.
+    with None they are encoded as they are. Networks that choose actions pass their ``head``. Where
+    ``encoder`` is None the subclass computes its outputs from what `observe` returns.
     """
 
     head: PolicyHead | SquashedGaussianHead | TanhHead | None
@@ -29,13 +30,15 @@ class ObservingModule(nn.Module):
     def __init__(
         self,
         obs_spec: ObsSpec,
-        encoder: EncoderConfig,
+        encoder: EncoderConfig | None,
         clip_obs: float | None,
         head: PolicyHead | SquashedGaussianHead | TanhHead | None = None,
     ) -> None:
         super().__init__()
         self.head = head  # before the encoder: checkpoints hold moments in order of parameters
-        self.encoder, self.num_features = make_encoder(obs_spec, encoder)
+        if encoder is not None:
+            normalized = clip_obs is not None
+            self.encoder, self.num_features = make_encoder(obs_spec, encoder, normalized=normalized)
         self.sees_images = obs_spec.has_images
         self.norm: nn.ModuleDict | None = None
         if clip_obs is not None:
@@ -58,10 +61,13 @@ class ObservingModule(nn.Module):
 
     def encode(self, obs: Any) -> tuple[Tensor, Tensor | None]:
         """Return features, one row per observation, and the action mask where there is one."""
-        obs, mask = split_mask(obs)
-        if self.norm is not None:
-            obs = self._normalize(obs)
+        obs, mask = self.observe(obs)
         return self.encoder(obs), mask
+
+    def observe(self, obs: Any) -> tuple[Any, Tensor | None]:
+        """Return observations, normalised, and the action mask where there is one."""
+        obs, mask = split_mask(obs)
+        return (obs if self.norm is None else self._normalize(obs)), mask
 
     def _normalize(self, obs: Any) -> Any:
         norm = self.norm

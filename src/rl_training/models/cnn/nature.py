@@ -39,7 +39,8 @@ class NatureCNN(nn.Module):
             raise ConfigError(
                 f"images of {height} x {width} are too small for NatureCNN, which needs"
                 f" {_SMALLEST} x {_SMALLEST} at least: enlarge them with a wrapper"
-                " (gymnasium.wrappers:ResizeObservation), or set algo_kwargs.encoder"
+                " (gymnasium.wrappers:ResizeObservation), use them as a vector"
+                " (gymnasium.wrappers:FlattenObservation), or set algo_kwargs.encoder"
             )
         self.output_size = feature_size
         self._half = bfloat16

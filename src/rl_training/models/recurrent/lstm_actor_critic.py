@@ -36,6 +36,7 @@ class LSTMActorCritic(ObservingModule):
         lstm_size: int = 64,
         shared_lstm: bool = False,
         hidden_sizes: tuple[int, ...] = (64,),
+        critic_hidden_sizes: tuple[int, ...] | None = None,
         activation: str = "tanh",
         log_std_init: float = 0.0,
         encoder: EncoderConfig = DEFAULT_ENCODER,
@@ -49,7 +50,8 @@ class LSTMActorCritic(ObservingModule):
             None if shared_lstm else LSTM(self.num_features, lstm_size, orthogonal=True)
         )
         self.actor = MLP((lstm_size, *hidden_sizes, head.param_size), activation, 0.01)
-        self.critic = MLP((lstm_size, *hidden_sizes, 1), activation, 1.0)
+        critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        self.critic = MLP((lstm_size, *critic_sizes, 1), activation, 1.0)
         self._split = self.actor_lstm.state_size
         self.state_size = self._split if shared_lstm else 2 * self._split
 

@@ -1,0 +1,139 @@
+"""Networks from the settings of a run."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+
+from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
+from rl_training.models.custom import CustomActorCritic, CustomQNetwork
+from rl_training.models.encoders import EncoderConfig
+from rl_training.models.mlp_actor_critic import FeedForwardActorCritic, MLPActorCritic
+from rl_training.models.mlp_continuous import ActorCritics, MLPActor, MLPCritics
+from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
+from rl_training.models.user_class import UserClass
+from rl_training.plugins import named_class
+from rl_training.types import ActionSpec, ObsSpec
+
+
+class NetworkSettings(Protocol):
+    """The settings of a run (`TrainConfig`) that its networks depend on."""
+
+    @property
+    def algo_kwargs(self) -> Any:
+        """Settings of the algorithm."""
+        ...
+
+    @property
+    def normalize_obs(self) -> bool:
+        """Whether vectors are standardised."""
+        ...
+
+    @property
+    def clip_obs(self) -> float:
+        """Limit of standardised vectors."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """Precision of networks for images."""
+        ...
+
+
+def hidden_layers(
+    given: tuple[int, ...] | None, obs_spec: ObsSpec, usual: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return widths of hidden layers: those given, else the usual ones, or none after images."""
+    if given is not None:
+        return given
+    return () if obs_spec.has_images else usual
+
+
+def encoder_config(config: NetworkSettings, *, orthogonal: bool) -> EncoderConfig:
+    """Return how a run's networks encode observations."""
+    settings = config.algo_kwargs
+    return EncoderConfig(
+        custom=user_class(settings.encoder, settings.encoder_kwargs, "algo_kwargs.encoder"),
+        feature_size=settings.feature_size,
+        orthogonal=orthogonal,
+        bfloat16=config.precision == "bfloat16",
+    )
+
+
+def user_class(path: str | None, kwargs: dict[str, Any], setting: str) -> UserClass | None:
+    """Return the class that a setting names, imported; None where it is unset."""
+    if path is None:
+        return None
+    return UserClass(named_class(path, nn.Module, setting), kwargs, setting)
+
+
+def build_actor_critic(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+) -> FeedForwardActorCritic:
+    """Return a policy and a value function without memory."""
+    settings = config.algo_kwargs
+    network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
+    shared: dict[str, Any] = {
+        "log_std_init": settings.log_std_init,
+        "normalize_obs": config.normalize_obs,
+        "clip_obs": config.clip_obs,
+    }
+    if network is not None:
+        return CustomActorCritic(obs_spec, action_spec, network, **shared)
+    return MLPActorCritic(
+        obs_spec,
+        action_spec,
+        hidden_sizes=hidden_layers(settings.hidden_sizes, obs_spec, (64, 64)),
+        critic_hidden_sizes=settings.critic_hidden_sizes,
+        activation=settings.activation,
+        encoder=encoder_config(config, orthogonal=True),
+        **shared,
+    )
+
+
+def build_q_network(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+) -> FeedForwardQNetwork:
+    """Return DQN's network."""
+    settings = config.algo_kwargs
+    network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
+    shared: dict[str, Any] = {"normalize_obs": config.normalize_obs, "clip_obs": config.clip_obs}
+    if network is not None:
+        return CustomQNetwork(obs_spec, action_spec, network, **shared)
+    return MLPQNetwork(
+        obs_spec,
+        action_spec,
+        hidden_sizes=hidden_layers(settings.hidden_sizes, obs_spec, (120, 84)),
+        activation=settings.activation,
+        dueling=settings.dueling,
+        encoder=encoder_config(config, orthogonal=False),
+        **shared,
+    )
+
+
+def build_actor_critics(
+    config: NetworkSettings,
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    head: SquashedGaussianHead | TanhHead,
+) -> ActorCritics:
+    """Return a policy with this head and an ensemble of critics, for SAC and TD3."""
+    settings = config.algo_kwargs
+    sizes = hidden_layers(settings.hidden_sizes, obs_spec, (256, 256))
+    critic_sizes = settings.critic_hidden_sizes
+    shared: dict[str, Any] = {
+        "activation": settings.activation,
+        "encoder": encoder_config(config, orthogonal=False),
+        "normalize_obs": config.normalize_obs,
+        "clip_obs": config.clip_obs,
+    }
+    actor = MLPActor(obs_spec, head, hidden_sizes=sizes, **shared)
+    critics = MLPCritics(
+        obs_spec,
+        action_spec.size,
+        num_critics=settings.num_critics,
+        hidden_sizes=sizes if critic_sizes is None else critic_sizes,
+        **shared,
+    )
+    return ActorCritics(actor, critics)
