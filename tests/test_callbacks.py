@@ -20,7 +20,6 @@ from rl_training.runtime.callbacks import (
     EvaluationCallback,
     EvaluationEnd,
     IterationEnd,
-    ProgressCallback,
     StopOnReturn,
     TrainingEnd,
 )
@@ -169,18 +168,6 @@ def test_a_users_own_evaluation_and_checkpoint_replace_the_standard(
     assert sorted(set(seen.steps(CheckpointSaved))) in ([0, 256, 512], [0, 512])
 
 
-def test_progress_prints_lines_where_there_is_no_terminal(
-    make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train_ppo(make_config(), callbacks=[ProgressCallback(seconds_between_lines=0.0)])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4
-    assert lines[-1].startswith("512/512 steps")
-    assert "steps/s" in lines[-1]
-    assert "ETA" in lines[-1]
-    assert "return" in lines[-1]
-
-
 def test_a_failing_callback_fails_the_run_and_closes_it(make_config: MakeConfig) -> None:
     class Fails(Callback):
         def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
@@ -232,7 +219,7 @@ class InterruptAt(Callback):
 def test_an_interrupt_in_the_last_iteration_leaves_the_evaluation_to_a_resume(
     make_config: MakeConfig,
 ) -> None:
-    result = train_ppo(make_config(), callbacks=[InterruptAt(512)])
+    result = train_ppo(make_config(eval_interval=0), callbacks=[InterruptAt(512)])
     assert result.interrupted
     assert "eval/return_mean" not in result.metrics
     result = resume_training(result.run_dir)
@@ -249,17 +236,22 @@ def test_an_interrupt_in_the_last_iteration_changes_nothing_without_evaluation(
     assert not result.interrupted
 
 
-def test_a_failing_final_evaluation_loses_no_training(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("interval", "trained"), [(0, 512), (300, 384)])
+def test_a_failing_evaluation_loses_no_training(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, interval: int, trained: int
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no evaluation today")
 
-    trainer = ExperimentManager.setup(make_config())
+    trainer = ExperimentManager.setup(make_config(eval_interval=interval))
     monkeypatch.setattr("rl_training.runtime.callbacks.evaluate_actor", fail)
     with pytest.raises(RuntimeError, match="no evaluation today"):
         trainer.train()
     last = load_checkpoint(trainer.run_dir / "checkpoints" / "last.pt")
-    assert last["training"]["counters"]["global_step"] == 512
+    assert last["training"]["counters"]["global_step"] == trained
     monkeypatch.undo()
-    assert "eval/return_mean" in resume_training(trainer.run_dir).metrics
+    result = resume_training(trainer.run_dir)
+    rows = (trainer.run_dir / "metrics.jsonl").read_text().splitlines()[1:]
+    evaluated = [row["step"] for row in map(json.loads, rows) if "eval/return_mean" in row]
+    assert evaluated == sorted({trained, 512})
+    assert result.metrics["global_step"] == 512

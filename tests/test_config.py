@@ -106,8 +106,9 @@ def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
         config_from_mapping({"num_env": 4})
 
 
-def test_an_unknown_field_far_from_all_lists_them() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'zzz'.*Known: .*num_envs.*seed"):
+def test_an_unknown_field_far_from_all_names_the_command_that_lists_them() -> None:
+    expected = "unknown key 'zzz'. 'rl-training train --algo ppo --help' lists"
+    with pytest.raises(ConfigError, match=expected):
         config_from_mapping({"zzz": 4})
 
 
@@ -118,7 +119,7 @@ def test_an_unknown_knob_is_refused_with_the_nearest_name() -> None:
 
 
 def test_an_unknown_override_is_refused_with_the_nearest_name() -> None:
-    expected = r"unknown override 'leraning_rate'. Did you mean 'learning_rate'\?"
+    expected = r"unknown setting 'leraning_rate'. Did you mean 'learning_rate'\?"
     with pytest.raises(ConfigError, match=expected):
         config().with_overrides(leraning_rate=1e-3)
 
@@ -600,7 +601,8 @@ def test_a_wrapper_is_a_string_or_a_mapping(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrapper", "message"),
     [
-        (3, r"'wrappers\[1\]' must be 'module:Class' or a mapping; got 3"),
+        (3, r"'wrappers\[1\]' must be 'module:Class' or a mapping, \{path: .*; got 3"),
+        (dict, r"'wrappers\[1\]': name the class as text, 'builtins:dict'"),
         ({"paht": "a:B"}, r"unknown key 'wrappers\[1\]\.paht'. Did you mean 'path'\?"),
         ({"path": "a:B", "kwargs": [1]}, r"'wrappers\[1\]\.kwargs' must be a mapping"),
         ({"kwargs": {}}, r"'?wrappers\[1\].*path"),
@@ -663,3 +665,26 @@ def test_an_output_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"run folder {re.escape(str(path))}.*[Nn]ot a directory"):
         make_run_dir(config(output_dir=path))
     assert path.read_text() == "mine"
+
+
+def test_the_number_of_environments_depends_on_the_algorithm() -> None:
+    assert TrainConfig().num_envs == 8
+    assert TrainConfig(algo="sac", env_id="Pendulum-v1").num_envs == 1
+    assert TrainConfig(env_id="Pendulum-v1").for_algo("sac").num_envs == 1
+    assert TrainConfig(num_envs=8).for_algo("dqn").num_envs == 8
+
+
+def test_there_are_ten_evaluations_by_default() -> None:
+    config: TrainConfig[Any] = TrainConfig(total_timesteps=30_000)
+    assert config.eval_interval == 3_000
+    assert config.with_overrides(total_timesteps=500).eval_interval == 50
+    assert dataclasses.replace(config, total_timesteps=500).eval_interval == 50
+    assert config.with_overrides(eval_interval=7, total_timesteps=9).eval_interval == 7
+    assert TrainConfig(num_envs=None, eval_interval=None) == TrainConfig()  # type: ignore[arg-type]
+
+
+def test_what_was_computed_is_stored_and_then_stays() -> None:
+    stored = TrainConfig(total_timesteps=30_000).to_dict()
+    again = config_from_mapping(stored).with_overrides(total_timesteps=60_000)
+    assert (again.num_envs, again.eval_interval) == (8, 3_000)
+    assert type(stored["eval_interval"]) is int

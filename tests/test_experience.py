@@ -16,8 +16,9 @@ from replayed_source import ReplayedSource, record
 from rl_training.checkpointing import state_digest, to_storable
 from rl_training.config import TrainConfig
 from rl_training.registry import ALGORITHMS, get_spec
+from rl_training.runtime.assembly import assemble
 from rl_training.runtime.experience import Buffer, Collected
-from rl_training.runtime.setup import ExperimentManager, assemble
+from rl_training.runtime.setup import ExperimentManager
 from rl_training.runtime.sources import LocalSource
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import EnvInfo, Progress
@@ -66,8 +67,9 @@ def test_a_learner_computes_the_same_from_steps_that_are_played_back(
     setup = assemble(config, None)
     setup.source.close()
     source = ReplayedSource(setup.source.info, steps)
-    setup = dataclasses.replace(setup, source=source, run_dir=tmp_path / "replayed")
-    setup.run_dir.mkdir()
+    folder = tmp_path / "replayed"
+    folder.mkdir()
+    setup = dataclasses.replace(setup, source=source, folder=folder)
     replayed = setup.spec.trainer(setup)
     replayed.train()
     assert replayed.global_step == original.global_step == 192
@@ -85,8 +87,9 @@ def test_a_changed_step_is_learnt_from(tmp_path: Path) -> None:
     setup = assemble(config, None)
     setup.source.close()
     source = ReplayedSource(setup.source.info, [*steps[:3], changed, *steps[4:]])
-    setup = dataclasses.replace(setup, source=source, run_dir=tmp_path / "replayed")
-    setup.run_dir.mkdir()
+    folder = tmp_path / "replayed"
+    folder.mkdir()
+    setup = dataclasses.replace(setup, source=source, folder=folder)
     replayed = setup.spec.trainer(setup)
     replayed.train()
     assert digest(replayed) != digest(original)
@@ -108,7 +111,7 @@ def test_what_a_learner_may_know_of_environments(tmp_path: Path) -> None:
 
 def _with_records(monkeypatch: pytest.MonkeyPatch, algo: str, *names: str) -> None:
     spec = dataclasses.replace(get_spec(algo), records=frozenset(names))
-    monkeypatch.setattr("rl_training.runtime.setup.get_spec", lambda _: spec)
+    monkeypatch.setattr("rl_training.runtime.assembly.get_spec", lambda _: spec)
 
 
 class _Seen:

@@ -304,10 +304,12 @@ def test_a_run_of_another_environment_is_refused(
     config = quick(env_id=name)
     run_dir = ExperimentManager.setup(config, callbacks=[StopAt(128)]).train().run_dir
     before = (run_dir / "metadata.json").read_bytes()
-    for other, what in (("ReachTarget", "action_spec"), ("MaskedActions", "obs_spec")):
+    for other, what in (("ReachTarget", "actions"), ("MaskedActions", "observations")):
         swapped = gym.envs.registration.EnvSpec(name, f"probe_envs:{other}")
         monkeypatch.setitem(gym.registry, name, swapped)
-        with pytest.raises(CheckpointError, match=f"is not the one of the checkpoint: {what} was"):
+        with pytest.raises(
+            CheckpointError, match=f"is not the one of the checkpoint: its {what} are"
+        ):
             ExperimentManager.resume(run_dir)
     assert (run_dir / "metadata.json").read_bytes() == before
 
@@ -317,9 +319,9 @@ def test_an_env_fn_of_another_environment_is_refused(quick: Config) -> None:
         quick(), callbacks=[StopAt(128)], env_fn=probe_envs.DelayedReward
     )
     run_dir = trainer.train().run_dir
-    with pytest.raises(CheckpointError, match="action_spec was"):
+    with pytest.raises(CheckpointError, match="its actions are bounded Box"):
         ExperimentManager.resume(run_dir, env_fn=probe_envs.ReachTarget)
-    with pytest.raises(CheckpointError, match="environment given as env_fn"):
+    with pytest.raises(CheckpointError, match="was trained with env_fn"):
         ExperimentManager.resume(run_dir)
     resumed = ExperimentManager.resume(run_dir, env_fn=probe_envs.DelayedReward)
     assert resumed.train().metrics["global_step"] == 512
@@ -405,7 +407,10 @@ def test_weights_that_do_not_fit_are_refused(quick: Config, tmp_path: Path) -> N
     for overrides, message in (
         ({"hidden_sizes": [8]}, "init_from: the weights of .* do not fit"),
         ({"normalize_obs": True}, "init_from: the weights of .* do not fit"),
-        ({"env_id": "probe/ReachTarget-v0"}, "is not the one of the checkpoint: obs_spec was"),
+        (
+            {"env_id": "probe/ReachTarget-v0"},
+            "is not the one of the checkpoint: its observations are",
+        ),
     ):
         with pytest.raises(CheckpointError, match=message) as caught:
             ExperimentManager.setup(quick(init_from=path, **overrides))

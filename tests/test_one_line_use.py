@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from rl_training import DQN, PPO, SAC, TrainConfig, train_sac
+from rl_training import DQN, PPO, SAC, StopOnReturn, TrainConfig, train_sac
 from rl_training.checkpointing import load_checkpoint, state_digest
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import evaluate_actor
@@ -81,10 +82,23 @@ def test_an_environment_of_ones_own_needs_no_name() -> None:
     assert max(model.evaluate(2, env_fn=Corridor).lengths) <= 20
 
 
-@pytest.mark.parametrize("wrong", [3, gym.make, ["CartPole-v1"]])
+@pytest.mark.parametrize("wrong", [3, ["CartPole-v1"]])
 def test_anything_else_is_refused_with_what_is_taken(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="env_fn"):
         PPO(wrong)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PPO("MlpPolicy", "CartPole-v1"),
+        lambda: PPO("MlpPolicy", env_fn=Corridor),
+        lambda: DQN("CnnPolicy"),
+    ],
+)
+def test_the_policy_argument_of_other_libraries_is_explained(make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError, match="has no policy argument"):
+        make()
 
 
 def test_a_second_call_trains_so_many_more() -> None:
@@ -225,9 +239,16 @@ def test_names_of_other_libraries_are_understood(theirs: str, ours: str) -> None
         PPO("CartPole-v1", **settings)
 
 
+def test_an_early_stop_works_with_the_default_evaluations() -> None:
+    settings = {**SMALL, "eval_episodes": 1}
+    result = PPO("CartPole-v1", **settings).learn(640, callbacks=StopOnReturn(1.0))
+    assert result.metrics["global_step"] == 64
+    assert "reached the threshold" in result.stop_reason
+
+
 def test_evaluation_on_other_spaces_is_refused() -> None:
     model = PPO("CartPole-v1", **SMALL)
-    with pytest.raises(ConfigError, match="does not fit the policy"):
+    with pytest.raises(ConfigError, match="does not match the policy"):
         model.evaluate(1, env_fn=lambda: gym.make("Acrobot-v1"))
 
 

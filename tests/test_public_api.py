@@ -235,7 +235,7 @@ def test_learn_takes_a_total_and_callbacks(make_config: MakeConfig) -> None:
 def test_overrides_replace_fields_and_knobs(make_config: MakeConfig) -> None:
     agent = PPO(make_config(), num_envs=4, gamma=0.5)
     assert (agent.config.num_envs, agent.config.algo_kwargs.gamma) == (4, 0.5)
-    with pytest.raises(ConfigError, match=r"unknown override 'gama'. Did you mean 'gamma'\?"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'gama'. Did you mean 'gamma'\?"):
         PPO(make_config(), gama=0.5)
 
 
@@ -315,7 +315,7 @@ def test_without_its_function_an_unregistered_environment_is_asked_for(
     config = make_config(env_id="not-registered-v0", total_timesteps=128)
     path = PPO(config, env_fn=probe_envs.DelayedReward).learn().checkpoint_path
     for use in (evaluate_checkpoint, resume_training):
-        with pytest.raises(CheckpointError, match="environment given as env_fn"):
+        with pytest.raises(CheckpointError, match="was trained with env_fn"):
             use(path)
     assert evaluate_checkpoint(path, 3, env_fn=probe_envs.DelayedReward).returns == (1.0,) * 3
     loaded = PPO.load(path, env_fn=probe_envs.DelayedReward)
@@ -422,7 +422,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint or run folder at .*gone"):
         PPO.load(tmp_path / "gone.pt")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         PPO.load(tmp_path)
 
 

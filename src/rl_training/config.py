@@ -11,6 +11,7 @@ from rl_training._internal.coerce import (
     OldName,
     build_dataclass,
     check_types,
+    hidden_fields,
     renamed,
     require,
     take_old_names,
@@ -36,6 +37,16 @@ class _DefaultName(str):
     __slots__ = ()
 
 
+class _DefaultNumber(int):
+    """A number that is computed from other settings, because none was given."""
+
+    __slots__ = ()
+
+
+_COMPUTED = ("num_envs", "eval_interval")
+"""Settings whose default depends on other settings."""
+
+
 @dataclasses.dataclass(frozen=True)
 class WrapperConfig:
     """A Gymnasium wrapper applied to every environment."""
@@ -57,7 +68,13 @@ class WrapperConfig:
             return WrapperConfig(value)
         if isinstance(value, Mapping):
             return build_dataclass(WrapperConfig, value, where)
-        raise ConfigError(f"'{where}' must be 'module:Class' or a mapping; got {value!r}")
+        if isinstance(value, type):
+            path = f"{value.__module__}:{value.__qualname__}"
+            raise ConfigError(f"'{where}': name the class as text, {path!r}")
+        raise ConfigError(
+            f"'{where}' must be 'module:Class' or a mapping, {{path: 'module:Class', kwargs:"
+            f" {{...}}}}; got {value!r}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,9 +105,11 @@ class AtariConfig:
     """Number of frames after which a game is truncated (108,000: half an hour of play)."""
 
     seed_interval: int = 10_000
-    """Steps of an environment after which its next game is seeded again (takes 0.1 s); 0: never.
+    """Reseed an environment at its first new game after this many steps (10,000 are about 11
+    minutes of play); 0: never.
 
-    On resume, a native vector environment replays all steps since then, or with 0 starts new games.
+    Resume with vectorization: native replays the steps since the last reseed: a larger value makes
+    resume slower; 0 makes it inexact (new games).
     """
 
     def __post_init__(self) -> None:
@@ -124,8 +143,9 @@ class TrainConfig(Generic[AlgoConfig]):
     total_timesteps: int = 100_000
     """Total environment steps, summed over all environments; rounded up to whole rollouts, or
     off-policy to a multiple of num_envs."""
-    num_envs: int = 8
-    """Number of parallel environments."""
+    num_envs: int = _DefaultNumber()
+    """Number of parallel environments; by default 8 for algorithms that learn from rollouts and 1
+    for those with a replay buffer."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of gymnasium.make (on the command line as YAML: '{gravity: -5.0}')."""
     vectorization: Literal["sync", "async", "native"] = "sync"
@@ -137,13 +157,15 @@ class TrainConfig(Generic[AlgoConfig]):
     """Steps recorded per episode for exact resume. In a longer episode a warning is printed and
     resume is approximate: it starts a new episode."""
     wrappers: tuple[WrapperConfig, ...] = ()
-    """Wrappers applied to each environment, innermost first (on the command line as YAML)."""
+    """Wrappers applied to each environment, innermost first (on the command line as YAML:
+    '["gymnasium.wrappers:TimeAwareObservation"]')."""
     preprocessing: Literal["none", "atari"] = "none"
     """'atari' applies the standard Atari preprocessing, configured by the atari.* settings."""
     atari: AtariConfig = dataclasses.field(default_factory=AtariConfig)
     """Settings of the Atari preprocessing (used with preprocessing: atari)."""
     overlap: bool = False
-    """Step half of the environments while the policy acts for the other half (native Atari)."""
+    """Step half of the environments while the policy acts for the other half; needs preprocessing:
+    atari and vectorization: native."""
 
     normalize_obs: bool = False
     """Standardise observations with their running mean and variance, saved with the policy."""
@@ -162,10 +184,12 @@ class TrainConfig(Generic[AlgoConfig]):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of networks for images; bfloat16 needs CUDA."""
     torch_threads: int | None = None
-    """CPU threads of torch; unset: torch's default for images or large networks on CPU, else 1."""
+    """CPU threads of torch; unset: torch's default for images, at most 8 for large networks on
+    vectors, else 1."""
 
-    eval_interval: int = 100_000
-    """Environment steps between evaluations; 0: only at the end."""
+    eval_interval: int = _DefaultNumber()
+    """Environment steps between evaluations, by default a tenth of total_timesteps; 0: only at the
+    end."""
     eval_episodes: int = 10
     """Number of episodes per evaluation; 0: no evaluation."""
     eval_deterministic: bool = True
@@ -180,6 +204,9 @@ class TrainConfig(Generic[AlgoConfig]):
     """Folder in which run folders are created."""
     log_interval_steps: int = 1
     """Minimum environment steps between rows of metrics; 1: a row after every iteration."""
+    log_info: tuple[str, ...] = ()
+    """Keys of the info that an episode's last step returns, for example is_success: their means are
+    logged as rollout/KEY_mean (last 100 episodes) and eval/KEY_mean."""
     log_interval: int | None = None
     """Deprecated: use log_interval_steps; here 0 logged every iteration."""
     OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
@@ -189,7 +216,7 @@ class TrainConfig(Generic[AlgoConfig]):
     tensorboard: bool = True
     """Write TensorBoard events in addition to metrics.jsonl."""
     wandb: bool = False
-    """Also log to Weights & Biases (needs the extra: pip install 'rl_training[wandb]')."""
+    """Also log to Weights & Biases (needs an extra; in the clone: pip install '.[wandb]')."""
     wandb_project: str = "rl_training"
     """Name of the Weights & Biases project."""
     progress: bool = True
@@ -202,13 +229,17 @@ class TrainConfig(Generic[AlgoConfig]):
     """Hyperparameters of the algorithm: a mapping, or its config dataclass."""
 
     def __post_init__(self) -> None:
+        not_given = self._not_given()
         check_types(self)
         take_old_names(self)
-        object.__setattr__(self, "_names_algo", not isinstance(self.algo, _DefaultName))
-        object.__setattr__(self, "_given_algo_kwargs", self.algo_kwargs)
-        object.__setattr__(self, "algo", str(self.algo))
         find_entry(self.algo)
+        given = self.algo_kwargs
         object.__setattr__(self, "algo_kwargs", self._typed_algo_kwargs())
+        if self.algo_kwargs == algo_config_type(self.algo)():
+            given = cast("AlgoConfig", None)  # the defaults, also of a copy by dataclasses.replace
+        object.__setattr__(self, "_given_algo_kwargs", given)
+        for name in not_given:
+            object.__setattr__(self, name, _DefaultNumber(self._computed(name)))
         require(self.seed >= 0, "seed", "zero or more", self.seed)
         for name in ("total_timesteps", "num_envs", "max_recorded_steps"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
@@ -235,14 +266,26 @@ class TrainConfig(Generic[AlgoConfig]):
         check_settings(self.algo, acceleration=self.acceleration, overlap=self.overlap)
         self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
 
+    def _not_given(self) -> list[str]:
+        """Return the settings to compute, and replace None by a number until they are."""
+        names = [n for n in _COMPUTED if isinstance(getattr(self, n), _DefaultNumber | None)]
+        for name in names:
+            object.__setattr__(self, name, _DefaultNumber())
+        return names
+
+    def _computed(self, name: str) -> int:
+        """Return the value of a setting that was not given."""
+        if name == "num_envs":
+            return int(getattr(self.algo_kwargs, "default_num_envs", 1))
+        return max(1, self.total_timesteps // 10)
+
     def _check_atari(self) -> None:
         if self.preprocessing == "none" and self.atari != AtariConfig():
             raise ConfigError("settings under 'atari' do nothing without preprocessing: atari")
         if self.overlap:
             native_atari = self.preprocessing == "atari" and self.vectorization == "native"
-            require(
-                native_atari, "overlap", "with preprocessing: atari, vectorization: native", True
-            )
+            if not native_atari:
+                raise ConfigError("'overlap' needs preprocessing: atari and vectorization: native")
             require(self.num_envs % 2 == 0, "num_envs", "even with overlap", self.num_envs)
 
     def _typed_algo_kwargs(self) -> Any:
@@ -255,14 +298,18 @@ class TrainConfig(Generic[AlgoConfig]):
         if isinstance(given, Mapping):
             return build_dataclass(wanted, given, "algo_kwargs")
         raise ConfigError(
-            f"'algo_kwargs' must be a mapping or {wanted.__name__} for algo {self.algo!r}; "
-            f"got {type(given).__name__}"
+            f"'algo_kwargs' must be a mapping or {wanted.__name__}, as in algo_kwargs:"
+            f" {{learning_rate: 0.001}}; got {type(given).__name__}"
         )
 
     @property
     def names_algo(self) -> bool:
         """Whether the algorithm was named, instead of being the default."""
-        return bool(vars(self)["_names_algo"])
+        return self.is_given("algo")
+
+    def is_given(self, name: str) -> bool:
+        """Whether one of ``algo``, ``num_envs`` and ``eval_interval`` was set, not computed."""
+        return not isinstance(getattr(self, name), _DefaultName | _DefaultNumber)
 
     def for_algo(self, algo: str) -> TrainConfig[Any]:
         """Return this config for an algorithm; one that names another algorithm is refused."""
@@ -271,11 +318,13 @@ class TrainConfig(Generic[AlgoConfig]):
         if self.names_algo:
             raise ConfigError(f"a config with algo: {self.algo} was given where {algo} is trained")
         given = vars(self)["_given_algo_kwargs"]
-        return config_from_mapping({**self.to_dict(), "algo": algo, "algo_kwargs": given})
+        return config_from_mapping({**self._given(), "algo": algo, "algo_kwargs": given})
 
     def with_overrides(self, **overrides: Any) -> TrainConfig[Any]:
         """Return a copy with new values for fields or for hyperparameters of the algorithm."""
-        base = self.to_dict()
+        if not self.names_algo and overrides.get("algo", self.algo) != self.algo:
+            return self.for_algo(overrides["algo"]).with_overrides(**overrides)
+        base = self._given()
         if not self.names_algo:  # it stays unnamed, with the settings that were given for it
             base["algo_kwargs"] = to_plain(vars(self)["_given_algo_kwargs"]) or {}
         settings = merge_settings(base, _sort_overrides(self, overrides))
@@ -285,7 +334,13 @@ class TrainConfig(Generic[AlgoConfig]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as stored in YAML, JSON and checkpoints."""
-        return cast("dict[str, Any]", to_plain(self))
+        plain = cast("dict[str, Any]", to_plain(self))
+        return {**plain, "algo": str(self.algo), **{name: int(plain[name]) for name in _COMPUTED}}
+
+    def _given(self) -> dict[str, Any]:
+        """Return plain values without those that were computed from others."""
+        computed = [n for n in _COMPUTED if isinstance(getattr(self, n), _DefaultNumber)]
+        return {key: value for key, value in self.to_dict().items() if key not in computed}
 
     def to_yaml(self) -> str:
         """Return YAML that :func:`config_from_file` reads back to an equal config."""
@@ -312,8 +367,24 @@ def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> d
         elif key in knobs:
             moved[key] = value
         else:
-            raise ConfigError(f"unknown override '{key}'.{did_you_mean(key, fields | knobs)}")
+            known = fields | knobs | {"env_fn"}
+            raise ConfigError(f"unknown setting '{key}'.{_suggestion(key, known, config.algo)}")
     return {**result, "algo_kwargs": moved} if moved else result
+
+
+def _suggestion(key: str, known: set[str], algo: str = "ppo") -> str:
+    """Return what to do about an unknown setting of a run with ``algo``."""
+    near = did_you_mean(key, known)
+    if "Did you mean" in near:
+        return near
+    others = [name for name in ALGORITHMS if key in _shown_settings(config_type(name))]
+    if others:
+        return f" It is a setting of {', '.join(others)}, not of {algo}."
+    return near or f" 'rl-training train --algo {algo} --help' lists the settings."
+
+
+def _shown_settings(kind: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)} - hidden_fields(kind)
 
 
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,7 +423,7 @@ def config_from_mapping(values: Mapping[str, Any]) -> TrainConfig[Any]:
     fields = {f.name for f in dataclasses.fields(TrainConfig)}
     for key in values:
         if key not in fields:
-            hint = did_you_mean(str(key), fields)
+            hint = _suggestion(str(key), fields)
             algo = values.get("algo", "ppo")
             if (
                 isinstance(algo, str)
@@ -392,7 +463,8 @@ def find_config(name: str | Path) -> Path:
         return in_zoo
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"config file {path} does not exist")
-    raise ConfigError(f"no preset or file {str(name)!r}.{did_you_mean(str(name), preset_names())}")
+    hint = did_you_mean(str(name), preset_names()) or " rl-training presets lists the presets."
+    raise ConfigError(f"no preset or file {str(name)!r}.{hint}")
 
 
 def settings_from_file(name: str | Path) -> dict[str, Any]:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 FORMAT = 1
 WALL_CLOCK = "time/"
 """Metrics under this prefix are of the clock: two identical runs differ in them alone."""
+_RENAMED = {"losses/entropy_loss": "losses/entropy"}
+"""Old names of metrics, in logs of earlier versions, and their names today."""
+
+
+def current_name(metric: str) -> str:
+    """Return today's name of a metric that earlier versions logged under another name."""
+    return _RENAMED.get(metric, metric)
 
 
 class Sink(Protocol):
@@ -118,7 +125,7 @@ def _last_elapsed(path: Path) -> float:
 class TensorBoardSink:
     """TensorBoard events, a whole row in one (a scalar at a time costs several times more).
 
-    The config goes along as hyperparameters: TensorBoard's HPARAMS tab compares runs by them.
+    The config is written as hyperparameters: TensorBoard's HPARAMS tab compares runs by them.
     Events are written at once, not by TensorBoard's own thread, so that a full disk is an error
     here.
     """
@@ -184,11 +191,11 @@ def _wait_for_a_later_name(folder: Path) -> None:
 
 
 class WandbSink:
-    """Weights & Biases, in the mode its own environment variables ask for.
+    """Weights & Biases, in the mode that its own environment variables set.
 
-    What it was told just before a run was killed may be lost, and what came after the checkpoint
-    comes again. So a resumed run first tells it all ``rows`` that it lacks: it knows up to which
-    step it has them online, and offline, where every part is a folder, the last one holds all.
+    Rows that were logged just before a run was killed may be missing there. So a resumed run first
+    sends the ``rows`` that are missing: online, those after the last step that the server has;
+    offline, where every part of a run is a folder of its own, all of them.
     """
 
     def __init__(

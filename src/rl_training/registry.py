@@ -259,14 +259,18 @@ def check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
             f"{name} takes {' and '.join(entry.actions)} actions, not {action} ones{_others(fits)}"
         )
     kinds = _kinds(obs_spec)
+
+    def fits_all(other: Entry) -> bool:
+        masks = other.masks or not obs_spec.has_mask
+        return fits(other) and masks and set(kinds) <= set(other.observations)
+
+    if obs_spec.has_mask and not entry.masks:  # before Dict: the mask may have made it one
+        raise ConfigError(f"{name} does not support action masks{_others(fits_all)}")
     if missing := [kind for kind in kinds if kind not in entry.observations]:
+        found = "Tuple" if missing[0] == DICT and _is_tuple(obs_spec) else missing[0]
         raise ConfigError(
-            f"{name} takes {' and '.join(entry.observations)} observations, not {missing[0]} ones"
-            f"{_others(lambda one: fits(one) and set(kinds) <= set(one.observations))}"
-        )
-    if obs_spec.has_mask and not entry.masks:
-        raise ConfigError(
-            f"{name} does not respect action masks{_others(lambda one: fits(one) and one.masks)}"
+            f"{name} takes {' and '.join(entry.observations)} observations, not {found} ones"
+            f"{_others(fits_all)}"
         )
 
 
@@ -278,6 +282,11 @@ def _kinds(obs_spec: ObsSpec) -> list[str]:
     return parts or [VECTOR]
 
 
+def _is_tuple(obs_spec: ObsSpec) -> bool:
+    """Whether the environment's own observation is a Tuple, which is stored as a Dict."""
+    return all(isinstance(obs_spec.path(name)[0], int) for name in obs_spec.leaves)
+
+
 def _others(can: Callable[[Entry], bool]) -> str:
     """The end of a refusal: which algorithms would work."""
     names = []
@@ -285,4 +294,4 @@ def _others(can: Callable[[Entry], bool]) -> str:
         with contextlib.suppress(ConfigError):  # an installed package that cannot be imported
             if can(ALGORITHMS[name]):
                 names.append(name)
-    return f"; {', '.join(names)} can" if names else ""
+    return f"; use {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}" if names else ""

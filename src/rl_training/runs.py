@@ -1,4 +1,4 @@
-"""Run folders: where they are, what describes them."""
+"""Run folders: their names, metadata and locks, and durable writing of files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "box2d", "ale-py")
 
 
 def make_run_dir(config: TrainConfig[Any]) -> Path:
-    """Create ``ALGO__ENV__seedN__UTC-STAMP`` under ``config.output_dir``; never one that exists."""
+    """Create a new folder ``ALGO__ENV__seedN__UTC-STAMP`` in ``config.output_dir``."""
     env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_id).strip("-.") or "env"
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
     base = f"{config.algo}__{env[:80]}__seed{config.seed}__{stamp}"
@@ -39,20 +39,36 @@ def make_run_dir(config: TrainConfig[Any]) -> Path:
         except FileExistsError:
             if path.is_dir():
                 continue
-            raise UserError(f"cannot make a run folder: {path} is in the way") from None
+            raise UserError(f"cannot create a run folder: {path} is not a folder") from None
         except OSError as error:
             kind = StorageError if is_storage_error(error) else UserError
-            raise kind(f"cannot make the run folder {path}: {error.strerror}") from None
+            raise kind(f"cannot create the run folder {path}: {error.strerror}") from None
         return path
     raise UserError(f"cannot find a free name for a run folder like {base}")
 
 
+def make_named_run_dir(path: Path) -> Path:
+    """Create the run folder ``path``; raise UserError if it exists and is not empty."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        used = any(path.iterdir())
+    except OSError as error:
+        kind = StorageError if is_storage_error(error) else UserError
+        raise kind(f"cannot create the run folder {path}: {error.strerror}") from None
+    if used:
+        raise UserError(
+            f"the run folder {path} is not empty: choose another one, or continue its run with"
+            " load(folder).learn(n)"
+        )
+    return path
+
+
 class RunLock:
-    """Held by the process that trains in a run folder: two at once would ruin it."""
+    """A lock that prevents two processes from training in the same run folder."""
 
     def __init__(self, run_dir: Path) -> None:
         self.release: Callable[[], Any] = lambda: None
-        """Release the folder; happens by itself when the lock is garbage."""
+        """Release the lock; also happens when this object is garbage collected."""
         if os.name != "posix":
             return
         import fcntl
@@ -80,13 +96,13 @@ _FULL_OR_FORBIDDEN = {
 
 
 def is_storage_error(error: BaseException) -> bool:
-    """Whether a disk is full, read-only, forbidden or broken: no mistake in the request."""
+    """Return whether the cause is the disk (full, read-only, no permission, broken)."""
     return isinstance(error, OSError) and error.errno in _FULL_OR_FORBIDDEN
 
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raise `StorageError` where a file cannot be written."""
+    """Raise `StorageError` instead of OSError if a file cannot be written."""
     try:
         yield
     except OSError as error:
@@ -97,7 +113,7 @@ def storage_errors() -> Iterator[None]:
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Refuse a run folder in which files to be written are links to somewhere else."""
+    """Raise UserError if files that a resume would write are symbolic links."""
     written = [run_dir, *(run_dir / name for name in ("checkpoints", "replay", "tensorboard"))]
     for folder in written:
         if folder != run_dir and folder.is_symlink():
@@ -111,13 +127,13 @@ def refuse_links(run_dir: Path) -> None:
 
 def _linked(path: Path) -> UserError:
     return UserError(
-        f"{path} is a symbolic link: resuming would write to where it points. Put a real file or"
-        " folder in its place, or start a new run from the weights with init_from"
+        f"{path} is a symbolic link: resuming would write to its target. Replace it by a real file"
+        " or folder, or start a new run from the weights with init_from"
     )
 
 
 def write_durably(path: Path, content: memoryview) -> None:
-    """Write a file: complete and on disk, or not there at all."""
+    """Write a file atomically and durably."""
     temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,25 +150,25 @@ def write_durably(path: Path, content: memoryview) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make created and renamed files of a folder durable."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            with contextlib.suppress(OSError):  # some network file systems cannot
+            with contextlib.suppress(OSError):  # some network file systems do not support it
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file in one step."""
+    """Write a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file's mapping; empty where there is no readable one."""
+    """Return the mapping of a JSON file; empty if it cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -161,7 +177,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a run's numbers depend on."""
+    """Return the versions of packages that a run's numbers depend on."""
     found = {"rl_training": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -170,7 +186,7 @@ def versions() -> dict[str, str]:
 
 
 def describe_run(config: TrainConfig[Any], **extra: Any) -> dict[str, Any]:
-    """The metadata a run folder starts with."""
+    """Return the metadata of a new run."""
     return {
         "format": FORMAT,
         "created": _now(),
@@ -191,7 +207,7 @@ def describe_run(config: TrainConfig[Any], **extra: Any) -> dict[str, Any]:
 
 
 def record_resume(run_dir: Path, **details: Any) -> None:
-    """Add a line to the run's lineage."""
+    """Add a resume to the run's lineage."""
     path = run_dir / "metadata.json"
     content = read_json(path)
     entry = {"at": _now(), "command": sys.argv, "versions": versions(), **details}
@@ -201,7 +217,7 @@ def record_resume(run_dir: Path, **details: Any) -> None:
 
 
 def record_inexactness(run_dir: Path) -> None:
-    """Note that a run can no longer be resumed exactly."""
+    """Record that a run can no longer be resumed exactly."""
     path = run_dir / "metadata.json"
     content = read_json(path)
     if content.get("resume") != "approximate":

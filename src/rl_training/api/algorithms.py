@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import warnings
+import weakref
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Never, NoReturn, Self
 
 import gymnasium as gym
 
+from rl_training._internal.coerce import coerce, require
 from rl_training._internal.lazy import lazy_exports
+from rl_training.api.habits import check_arguments, missing_attribute, refuse_unknown, with_masks
 from rl_training.checkpointing import (
     SUFFIX,
     find_checkpoint,
@@ -17,14 +22,18 @@ from rl_training.checkpointing import (
 )
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.envs.factory import check_env_fn
 from rl_training.envs.given import GivenEnvironment
-from rl_training.errors import CheckpointError, ConfigError
-from rl_training.eval import EvalResult
+from rl_training.errors import CheckpointError, ConfigError, UserError
+from rl_training.eval import EvalResult, require_env_fn
 from rl_training.registry import class_exports, get_spec
-from rl_training.runtime.callbacks import Callbacks
+from rl_training.runs import read_json
+from rl_training.runtime.assembly import build_algorithm
+from rl_training.runtime.callbacks import Callbacks, as_callbacks
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
-from rl_training.runtime.setup import ExperimentManager, build_algorithm
+from rl_training.runtime.resuming import extend
+from rl_training.runtime.setup import ExperimentManager
 from rl_training.runtime.stored import load_state
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.workflows import policy_from_state
@@ -39,8 +48,8 @@ class ManagedAlgorithm:
 
     def __init__(
         self,
-        env: str | gym.Env[Any, Any] | TrainConfig[Any] | None = None,
-        *,
+        env: str | gym.Env[Any, Any] | EnvFn | TrainConfig[Any] | None = None,
+        *others: Any,
         config: TrainConfig[Any] | None = None,
         env_fn: EnvFn | None = None,
         **overrides: Any,
@@ -52,25 +61,28 @@ class ManagedAlgorithm:
                 (``num_envs`` 1; it is evaluated on copies made from its spec); or a config.
             config: a config, with or without ``env``; its ``algo`` may be left out.
             env_fn: a function that returns a new environment, which need not be registered.
+            others: nothing; a second argument without a name is refused.
             overrides: settings by name, those of the algorithm included.
         """
+        check_arguments(self._name, env, others, env_fn)
+        if overrides.get("algo", self.algo) != self.algo:
+            raise ConfigError(f"{self._name} trains {self.algo}, not {overrides['algo']!r}")
         if isinstance(env, TrainConfig):
             if config is not None:
                 raise ConfigError("two configs were given")
             env, config = None, env
         if isinstance(env, gym.Env):
-            if env_fn is not None:
-                raise ConfigError("an environment and env_fn were given: one of them is enough")
+            if config is not None and config.is_given("num_envs"):
+                overrides = {"num_envs": config.num_envs, **overrides}
             env, env_fn, overrides = None, *_for_one_environment(env, overrides)
         elif env is not None and not isinstance(env, str):
-            raise ConfigError(
-                f"{type(self).__name__} takes the id of an environment, an environment or a"
-                f" TrainConfig, not a {type(env).__name__}; or env_fn=lambda: MyEnv()"
-            )
+            env, env_fn = None, env  # a class or another function that makes environments
         if env is not None:
             overrides = {"env_id": env, **overrides}
         elif config is None and env_fn is not None:
             overrides = {"env_id": _name_of_function(env_fn), **overrides}
+        if env_fn is not None:
+            check_env_fn(env_fn, {})
         base = TrainConfig(algo=self.algo) if config is None else config.for_algo(self.algo)
         self.config = base.with_overrides(**overrides) if overrides else base
         self.env_fn = env_fn
@@ -79,6 +91,12 @@ class ManagedAlgorithm:
         self._trust: Trust = False
         self._state: dict[str, Any] | None = None
         self._policy: TrainedPolicy | None = None
+        self._in_memory: Trainer | None = None
+        """The trainer of a run that has no folder."""
+        self._has_failed = False
+        """Whether a run that has no folder ended with an error."""
+        self._device: str | None = None
+        """Device that was chosen in `load`."""
 
     def learn(
         self,
@@ -86,6 +104,8 @@ class ManagedAlgorithm:
         *,
         callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
+        run_dir: str | Path | None = "auto",
+        **unknown: Never,
     ) -> TrainResult:
         """Train for ``total_timesteps`` steps, or for those of the config.
 
@@ -93,61 +113,162 @@ class ManagedAlgorithm:
         so many more steps, with schedules over the new total; without a number it finishes a run
         that was interrupted. With another ``env_fn``, or loaded from a file outside a run folder,
         a new run starts from the weights. Ctrl-C raises KeyboardInterrupt once the run is saved.
+
+        ``run_dir`` is the folder of a new run; "auto" makes one with a new name under the config's
+        ``output_dir``. With None the run is kept in memory, and nothing is written: no checkpoints,
+        no metrics.
         """
-        trainer = self._next_trainer(total_timesteps, callbacks, env_fn)
+        refuse_unknown("learn", unknown)
+        if total_timesteps is not None:
+            total_timesteps = coerce(total_timesteps, int, "total_timesteps")
+            require(total_timesteps >= 1, "total_timesteps", "at least 1", total_timesteps)
+        if run_dir is not None:
+            coerce(run_dir, Path, "run_dir")
+        trainer = self._next_trainer(total_timesteps, callbacks, env_fn, run_dir)
         if trainer is None:
             if self.result is None:
                 raise CheckpointError(
                     f"the run of {self._loaded_from} is complete: give the number of further steps"
                 )
             return self.result
-        self.result = trainer.train()
+        try:
+            self.result = trainer.train()
+        except BaseException:
+            self._keep_what_was_saved(trainer)
+            raise
         self._loaded_from = None
         self.config = trainer.config
-        self._state = load_checkpoint(self.result.checkpoint_path)
+        if self.result.folder is None:
+            self._in_memory = trainer
+            self._state = copy.deepcopy(trainer.policy_state())
+        else:
+            self._state = load_checkpoint(self.result.checkpoint_path)
         self._policy = policy_from_state(self._state)
-        if self.result.interrupted and self.result.stop_reason == "SIGINT":
+        if trainer.stop_signal == "SIGINT":
             # Ctrl-C ends the program, as elsewhere in Python, and not this call alone.
-            raise KeyboardInterrupt(f"the run is saved in {self.result.run_dir}: learn() continues")
+            where = self.result.folder or "memory"
+            rest = ": learn() continues" if self.result.interrupted else ""
+            raise KeyboardInterrupt(f"the run is saved in {where}{rest}")
         return self.result
 
+    def _keep_what_was_saved(self, trainer: Trainer) -> None:
+        """Make the object continue from the last checkpoint of a run that failed."""
+        self.result = None
+        if trainer.folder is None:
+            self._in_memory, self._has_failed = None, True
+            return
+        last = trainer.folder / "checkpoints" / f"last{SUFFIX}"
+        with contextlib.suppress(UserError, OSError):  # what made the run fail is raised
+            self._state = load_checkpoint(last)
+            self._policy = policy_from_state(self._state)
+            self._loaded_from, self._trust = last, True  # this process wrote it
+
     def _next_trainer(
-        self, steps: int | None, callbacks: Callbacks, env_fn: EnvFn | None
+        self,
+        steps: int | None,
+        callbacks: Callbacks,
+        env_fn: EnvFn | None,
+        run_dir: str | Path | None,
     ) -> Trainer | None:
         """Return the trainer of the next `learn`; None where nothing is left to do."""
-        checkpoint = self.result.checkpoint_path if self.result else self._loaded_from
+        if self._has_failed:
+            raise UserError(
+                "the run of this object was kept in memory and ended with an error: make a new"
+                " object to train again"
+            )
+        if self._in_memory is not None:
+            if env_fn is not None or run_dir not in ("auto", None):
+                raise ConfigError(
+                    "this run is kept in memory: save(path) the policy and start a new run from it"
+                    " with init_from=path"
+                )
+            return self._continued_in_memory(self._in_memory, steps, callbacks)
+        checkpoint = self._loaded_from
+        if self.result is not None and self.result.folder is not None:
+            checkpoint = self.result.checkpoint_path
         config = self.config
         if checkpoint is not None:
-            in_run = self._state is not None and "training" in self._state
-            if in_run and env_fn is None:
+            state = self._state or {}
+            by_function = self.env_fn is not None
+            other_env = env_fn is not None or (by_function and not state.get("custom_env"))
+            if "training" in state and not other_env and _is_folder_of(checkpoint, run_dir):
                 return self._continued(checkpoint, steps, callbacks)
             warnings.warn(f"a new run starts from the weights of {checkpoint}", stacklevel=3)
             config = config.with_overrides(init_from=checkpoint)
         if steps is not None:
             config = config.with_overrides(total_timesteps=steps)
-        if env_fn is not None:
-            self.env_fn = env_fn
-        return ExperimentManager.setup(config, callbacks=callbacks, env_fn=self.env_fn)
+        if env_fn is not None and self.env_fn is None:
+            config = config.with_overrides(env_kwargs={})  # they are those of the id
+        trainer = ExperimentManager.setup(
+            config, callbacks=callbacks, env_fn=env_fn or self.env_fn, run_dir=run_dir
+        )
+        self.env_fn = env_fn or self.env_fn
+        if trainer.folder is None:
+            weakref.finalize(self, trainer.close)
+        return trainer
+
+    def _continued_in_memory(
+        self, trainer: Trainer, steps: int | None, callbacks: Callbacks
+    ) -> Trainer | None:
+        if steps is None and not (self.result and self.result.interrupted):
+            return None
+        trainer.prepare_more(as_callbacks(callbacks))
+        if steps is not None:
+            extend(trainer, trainer.global_step + steps, "new")
+        return trainer
 
     def _continued(
         self, checkpoint: Path, steps: int | None, callbacks: Callbacks
     ) -> Trainer | None:
-        counters = (self._state or {})["training"]["counters"]
+        state = self._state or {}
+        require_env_fn(
+            bool(state["custom_env"]), self.env_fn, f"{self._name}.load(path, env_fn=...)"
+        )
+        counters = state["training"]["counters"]
         done, total = int(counters["global_step"]), int(counters["total"])
-        if steps is None and done >= total and not (self.result and self.result.interrupted):
+        if steps is None and (self._has_ended(checkpoint) or done >= total):
             return None
         return ExperimentManager.resume(
             checkpoint,
             total_timesteps=None if steps is None else done + steps,
             callbacks=callbacks,
             env_fn=self.env_fn,
+            device=self._device,
             trust=True if self.result else self._trust,  # this process trained it
         )
 
+    def _has_ended(self, checkpoint: Path) -> bool:
+        """Whether the run came to its end, which a callback may have requested."""
+        if self.result is not None:
+            return not self.result.interrupted
+        summary = read_json(checkpoint.parent.parent / "summary.json")
+        return bool(summary.get("status") == "finished")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(missing_attribute(type(self).__name__, name))
+
+    def __repr__(self) -> str:
+        """Return algorithm, environment and how far it was trained."""
+        name = f"{self._name} on {self.config.env_id}"
+        if self._loaded_from is not None:
+            return f"<{name}: loaded from {self._loaded_from}>"
+        done = int(self.result.metrics["global_step"]) if self.result else 0
+        where = f", in {self.run_dir}" if self.run_dir else ""
+        return f"<{name}: {done:,} steps trained{where}>"
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
     @property
     def run_dir(self) -> Path | None:
-        """The folder of the last run; None before `learn`."""
-        return self.result.run_dir if self.result else None
+        """The folder of the run; None before `learn`, and for a run in memory."""
+        if self.result is not None:
+            return self.result.folder
+        in_run = self._loaded_from is not None and "training" in (self._state or {})
+        return self._loaded_from.parent.parent if in_run and self._loaded_from else None
 
     @property
     def env_info(self) -> EnvInfo:
@@ -160,9 +281,13 @@ class ManagedAlgorithm:
         """The current policy; ``policy.module`` is the network."""
         return self._current_policy()
 
-    def act(self, obs: Any, deterministic: bool = True) -> Any:
-        """Return the action for one observation, or actions for a batch; needs no environment."""
-        return self._current_policy().act(obs, deterministic)
+    def act(self, obs: Any, deterministic: bool = True, *, action_masks: Any = None) -> Any:
+        """Return the action for one observation, or actions for a batch; needs no environment.
+
+        ``action_masks`` are those of an environment with a method of this name.
+        """
+        policy = self._current_policy()
+        return policy.act(with_masks(policy.obs_spec, obs, action_masks), deterministic)
 
     def predict(
         self,
@@ -170,13 +295,18 @@ class ManagedAlgorithm:
         state: Any = None,
         episode_start: Any = None,
         deterministic: bool = True,
+        *,
+        action_masks: Any = None,
     ) -> tuple[Any, Any]:
         """Return the action (or actions, for a batch) and the next state; needs no environment.
 
         The state is that of a recurrent policy: pass what the last call returned, None at the
         start; where ``episode_start`` is true it is reset first. Other policies have None.
+        ``action_masks`` are those of an environment with a method of this name.
         """
-        return self._current_policy().predict(obs, state, episode_start, deterministic)
+        policy = self._current_policy()
+        masked = with_masks(policy.obs_spec, obs, action_masks)
+        return policy.predict(masked, state, episode_start, deterministic)
 
     def evaluate(
         self,
@@ -185,15 +315,25 @@ class ManagedAlgorithm:
         deterministic: bool | None = None,
         seed: int | None = None,
         env_fn: EnvFn | None = None,
+        **unknown: Never,
     ) -> EvalResult:
         """Play whole episodes on new environments; unset, ``deterministic`` is as in training."""
+        refuse_unknown("evaluate", unknown)
+        if isinstance(num_episodes, gym.Env):
+            raise ConfigError(
+                "evaluate takes the number of episodes; give the environment as env_fn:"
+                " evaluate(10, env_fn=lambda: ...)"
+            )
+        num_episodes = coerce(num_episodes, int, "num_episodes")
+        custom_env = bool((self._state or {}).get("custom_env"))
+        require_env_fn(custom_env, env_fn or self.env_fn, "model.evaluate(10, env_fn=MyEnv)")
         return self._current_policy().evaluate(
             num_episodes, deterministic=deterministic, seed=seed, env_fn=env_fn or self.env_fn
         )
 
     def save(self, path: str | Path) -> Path:
         """Write the policy: it can be loaded, evaluated and started from, but not resumed."""
-        target = Path(path)
+        target: Path = coerce(path, Path, "path")
         if target.suffix != SUFFIX:
             target = target.with_name(target.name + SUFFIX)
         self._current_policy()
@@ -212,14 +352,16 @@ class ManagedAlgorithm:
         env_fn: EnvFn | None = None,
         device: str | None = None,
         trust: Trust = False,
+        **unknown: Never,
     ) -> Self:
-        """A trained object from a saved file, a checkpoint or a run folder.
+        """Return a trained object from a saved file, a checkpoint or a run folder.
 
-        ``device`` is where it runs here; unset: as in training. ``trust`` says which modules the
-        file may name (a list of module names, or True for any), where it was not written here by
-        you.
+        ``device``: device of the networks; unset: as in training. ``trust``: modules that may be
+        imported if the file names them (a list of module names, or True for all); unset: only those
+        of your own checkpoints.
         """
-        found = find_checkpoint(Path(path))
+        refuse_unknown("load", unknown)
+        found = find_checkpoint(coerce(path, Path, "path"))
         state = load_state(found, trust=trust)
         policy = policy_from_state(state, device)
         if policy.config.algo != cls.algo:
@@ -229,6 +371,7 @@ class ManagedAlgorithm:
         loaded = cls(policy.config, env_fn=env_fn)
         loaded._loaded_from = found
         loaded._trust = trust
+        loaded._device = device
         loaded._state = state
         loaded._policy = policy
         return loaded
@@ -259,12 +402,22 @@ class ManagedAlgorithm:
         return self._policy
 
 
+def _is_folder_of(checkpoint: Path, run_dir: str | Path | None) -> bool:
+    """Whether ``run_dir`` does not ask for another folder than that of the checkpoint."""
+    if run_dir is None or run_dir == "auto":
+        return run_dir == "auto"
+    return Path(run_dir).resolve() == checkpoint.parent.parent.resolve()
+
+
 def _for_one_environment(
     env: gym.Env[Any, Any], overrides: dict[str, Any]
 ) -> tuple[GivenEnvironment, dict[str, Any]]:
     """Return what makes environments of the one given, and the settings for it."""
     if overrides.get("num_envs", 1) != 1:
-        raise ConfigError("one environment was given, and num_envs is more: use env_fn=lambda: ...")
+        raise ConfigError(
+            f"'num_envs' is {overrides['num_envs']}, but one environment was given: pass"
+            " env_fn=lambda: MyEnv(), or num_envs=1"
+        )
     given = GivenEnvironment(env)
     settings: dict[str, Any] = {"env_id": given.name, "num_envs": 1}
     if not given.can_be_copied and overrides.get("eval_episodes", 1) != 0:

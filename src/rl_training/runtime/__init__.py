@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback as Callback
     from rl_training.runtime.callbacks import CheckpointCallback as CheckpointCallback
     from rl_training.runtime.callbacks import EvaluationCallback as EvaluationCallback
-    from rl_training.runtime.callbacks import ProgressCallback as ProgressCallback
     from rl_training.runtime.callbacks import StopOnReturn as StopOnReturn
     from rl_training.runtime.collector import Collector as Collector
+    from rl_training.runtime.console import ProgressCallback as ProgressCallback
     from rl_training.runtime.off_policy import OffPolicyTrainer as OffPolicyTrainer
     from rl_training.runtime.on_policy import OnPolicyTrainer as OnPolicyTrainer
     from rl_training.runtime.trainer import Trainer as Trainer
@@ -29,7 +29,7 @@ _EXPORTS = {
     "EvaluationCallback": "rl_training.runtime.callbacks:EvaluationCallback",
     "OffPolicyTrainer": "rl_training.runtime.off_policy:OffPolicyTrainer",
     "OnPolicyTrainer": "rl_training.runtime.on_policy:OnPolicyTrainer",
-    "ProgressCallback": "rl_training.runtime.callbacks:ProgressCallback",
+    "ProgressCallback": "rl_training.runtime.console:ProgressCallback",
     "StopOnReturn": "rl_training.runtime.callbacks:StopOnReturn",
     "TrainResult": "rl_training.runtime.trainer:TrainResult",
     "Trainer": "rl_training.runtime.trainer:Trainer",

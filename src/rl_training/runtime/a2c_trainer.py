@@ -8,8 +8,8 @@ import torch
 
 from rl_training.algorithms.a2c import A2C, A2CConfig
 from rl_training.config import TrainConfig
+from rl_training.models.building import build_actor_critic
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
-from rl_training.runtime.ppo_trainer import build_actor_critic
 from rl_training.runtime.setup import train_function
 from rl_training.types import ActionSpec, ObsSpec
 

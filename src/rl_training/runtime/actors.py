@@ -1,4 +1,4 @@
-"""Actors: they choose actions, and own exploration and its random numbers."""
+"""Actors choose actions; exploration and its random numbers are part of them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rl_training.types import ACTION_MASK, Array, Obs, Progress
 
 
 class Actor(Protocol):
-    """What the collector and the evaluator need."""
+    """The interface that collection and evaluation use."""
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
-        """Choose actions; also what the buffer should store beside them, before the next call."""
+        """Return actions, and further values that the buffer must store before the next call."""
         ...
 
     def reset(self, done: Array) -> None:
-        """Episodes ended where ``done``: forget what belongs to them."""
+        """Reset the state of environments whose episode ended (``done``)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
+        """Return the state to save."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -38,17 +38,17 @@ class Actor(Protocol):
 
 
 class Policy(Protocol):
-    """What an actor needs of a model."""
+    """The interface of a model that an actor uses."""
 
     head: ActionHead
     sees_images: bool
 
     def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
-        """Distribution parameters and action mask."""
+        """Return distribution parameters and the action mask."""
         ...
 
     def numpy_actor(self) -> Callable[[Array, Array | None], Array] | None:
-        """Observations and noise to actions in NumPy, where the model can."""
+        """Return a NumPy function from observations and noise to actions, if the model has one."""
         ...
 
 
@@ -65,7 +65,7 @@ class EvaluatingPolicy(Policy, Protocol):
 
 
 class _Chooser:
-    """Chooses actions with the current weights of a model, by the fastest way available."""
+    """Chooses actions with the current weights of a model, in NumPy or torch."""
 
     def __init__(
         self, model: Policy, device: torch.device, acceleration: Acceleration = "eager"
@@ -73,29 +73,28 @@ class _Chooser:
         self._model = model
         self._device = device
         self._numpy = model.numpy_actor()
-        # A graph takes its inputs from the host by itself.
+        # A CUDA graph copies its inputs from the host.
         self._moves_inputs = device.type != "cpu" and acceleration != "cudagraph"
-        # Compiling pays where there is more to a choice than a few small layers.
+        # Compiling is worth it only for more than a few small layers.
         forward = accelerate(self._forward, acceleration if model.sees_images else "eager")
         self._by_torch = graphed(forward, acceleration, device, copies=False)
         self._greedy_by_torch = graphed(forward, acceleration, device, copies=False)
 
     def refresh(self) -> None:
-        """Read again what is copied from the model: a Gaussian's deviation, a normaliser."""
+        """Update what was copied from the model: a Gaussian's deviation, a normaliser."""
         self._numpy = self._model.numpy_actor()
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
-        """Noise for a block of actions, where it will be used."""
+        """Return noise for a block of actions, on the device where it is used."""
         noise = self._model.head.draw_noise(shape, generator)
         if self._numpy is not None:
             return noise.numpy()
         return noise.to(self._device) if self._moves_inputs else noise
 
     def sent(self, obs: Obs) -> Any:
-        """Observations on the accelerator; the host does not wait for the copy.
+        """Return observations on the accelerator, without waiting for the copy.
 
-        Each is copied from pinned memory of its own, which torch does not use again before an event
-        that it records behind the copy.
+        Each array is copied from separate pinned memory, which torch reuses only after the copy.
         """
         pinned = self._device.type == "cuda"
 
@@ -106,7 +105,7 @@ class _Chooser:
         return tree_map(send, obs)
 
     def __call__(self, obs: Any, noise: Any) -> Array:
-        """The actions that ``noise`` selects; the most likely ones without."""
+        """Return the actions that ``noise`` selects; without noise the most likely ones."""
         if self._numpy is not None and not isinstance(obs, dict):
             return self._numpy(obs, noise)
         tensors: Any = tree_map(torch.as_tensor, obs)
@@ -124,7 +123,7 @@ class _Chooser:
 
 
 class NoiseBlock:
-    """Noise drawn a block of steps at a time, then read step by step."""
+    """Noise that is drawn for a block of steps at a time and read step by step."""
 
     def __init__(self, length: int, generator: torch.Generator, draw: Callable[..., Any]) -> None:
         self._length = length
@@ -136,7 +135,7 @@ class NoiseBlock:
         self._noise: Any = None
 
     def take(self, rows: int) -> Any:
-        """The noise of the next step, for so many rows."""
+        """Return the noise of the next step for ``rows`` rows."""
         if self._position == self._length or self._rows != rows:
             self._refill(rows)
         noise = self._noise[self._position]
@@ -164,7 +163,7 @@ class NoiseBlock:
 
 
 class _NoisyActor:
-    """What the exploring actors share: a state that consists of their noise."""
+    """Base of exploring actors, whose state is their noise."""
 
     _noise: NoiseBlock
 
@@ -181,7 +180,7 @@ class _NoisyActor:
 
 
 BLOCK = 256
-"""Steps of noise drawn at once where a policy may change at any step."""
+"""Steps of noise drawn at once if the policy may change at any step."""
 
 
 class PolicyActor(_NoisyActor):
@@ -214,8 +213,8 @@ class PolicyActor(_NoisyActor):
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Sample one action per environment.
 
-        Recorded are what was requested, observations that were sent to an accelerator and, of
-        images, log-probabilities and values, which the network computes with the actions.
+        Also return the record of the step: what `record` requested, observations that were copied
+        to an accelerator and, for images, log-probabilities and values.
         """
         del progress
         noise = self._noise.take(len(tree_leaves(obs)[0]))
@@ -228,7 +227,7 @@ class PolicyActor(_NoisyActor):
             recorded = self._recorded(sent, actions) if self._records else {}
             return actions, {"obs": sent, **recorded}
         evaluate: Any = self._evaluate
-        is_graph = isinstance(evaluate, CudaGraph)  # takes its inputs from the host by itself
+        is_graph = isinstance(evaluate, CudaGraph)  # copies its inputs from the host
         sends = self._on_accelerator and not is_graph
         shown: Any = self._choose.sent(obs) if sends else tree_map(torch.from_numpy, obs)
         actions, logprobs, values = evaluate(shown, noise)
@@ -252,9 +251,9 @@ class PolicyActor(_NoisyActor):
 
 
 class ExploringActor(_NoisyActor):
-    """Uniform actions in [-1, 1] for ``warm_up`` steps, then the policy's with its own noise.
+    """Takes uniform actions in [-1, 1] for ``warm_up`` steps, then the policy's with its noise.
 
-    Both come from the same normal noise z: 2 Phi(z) - 1 = erf(z / sqrt 2) is uniform.
+    Both use the same normal noise z: 2 Phi(z) - 1 = erf(z / sqrt 2) is uniform.
     """
 
     def __init__(
@@ -278,7 +277,7 @@ class ExploringActor(_NoisyActor):
 
 
 class EpsilonGreedyActor(_NoisyActor):
-    """A random legal action with probability epsilon(progress), else the most valued one."""
+    """Takes a random legal action with probability epsilon(progress), else the greedy one."""
 
     def __init__(
         self,
@@ -312,8 +311,8 @@ class EpsilonGreedyActor(_NoisyActor):
         return np.where(random, anything, self._choose(obs, None)), {}
 
 
-class GreedyActor:
-    """Takes the most likely action, or samples with a stream of its own; for evaluation."""
+class EvaluationActor:
+    """Takes the most likely action, or samples with a given generator; for evaluation."""
 
     def __init__(
         self,
@@ -336,8 +335,8 @@ class GreedyActor:
         """Do nothing: a feed-forward policy has no state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing survives an evaluation."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is no state to restore."""

@@ -2,29 +2,91 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
+import functools
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from rl_training import checkpointing
 from rl_training._internal.coerce import require
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, Paused, did_you_mean
 from rl_training.eval import EvalResult, evaluate_actor
+from rl_training.runtime.episode_info import EpisodeInfo
 from rl_training.seeding import stream_seed, torch_stream
-from rl_training.terminal import say
+from rl_training.types import Array, Episode, Obs
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
-
     from rl_training.envs import VectorAdapter
     from rl_training.runtime.trainer import Trainer
 
 _CHECKPOINT_SECONDS = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StepEnd:
+    """Every environment took one step. The arrays are the ones in use: copy, do not change them."""
+
+    step: int
+    """Environment steps of the run so far, this one included."""
+    obs: Obs
+    """The observations that the actions were chosen for."""
+    actions: Array
+    """The actions that the environments received."""
+    next_obs: Obs
+    """What the actions led to; of an episode that ended, its last observation."""
+    rewards: Array
+    """As the environments returned them, before ``normalize_reward``."""
+    terminated: Array
+    truncated: Array
+    valid: Array
+    """False where an environment was only reset and ignored its action (native vectors)."""
+    read_infos: Callable[[], list[dict[str, Any]]]
+
+    @functools.cached_property
+    def infos(self) -> list[dict[str, Any]]:
+        """The info of each environment's step; where an episode ended, its final info."""
+        return self.read_infos()
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutEnd:
+    """Experience was collected and is learnt from next.
+
+    On-policy a whole rollout, which is in ``trainer.buffer``; off-policy the steps up to the next
+    updates (``train_freq``), which are the newest in ``trainer.replay``.
+    """
+
+    step: int
+    """Environment steps of the run so far, these included."""
+    steps: int
+    """Environment steps that were collected."""
+    episodes: tuple[Episode, ...]
+    """Episodes that ended meanwhile; after a resume within a rollout: those since the resume."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateEnd:
+    """A learning phase ended."""
+
+    step: int
+    """Environment steps of the run so far."""
+    updates: int
+    """Gradient steps of the phase; a pause divides it into two events."""
+    read_metrics: Callable[[], Mapping[str, float]]
+
+    @functools.cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """Losses and the like, by the names they are logged under.
+
+        On-policy means over the phase; off-policy means over the updates since the last row of
+        metrics, which are transferred from the device when they are read.
+        """
+        return self.read_metrics()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +108,8 @@ class EvaluationEnd:
 
     step: int
     result: EvalResult
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """As logged: ``eval/return_mean`` and the like, and the means of ``log_info``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,19 +132,39 @@ class TrainingEnd:
 
 
 class Callback:
-    """Override what you need. ``trainer.request_stop(reason)`` ends the run after the iteration."""
+    """Override the events you need; those that are not overridden cost nothing.
+
+    ``trainer.request_stop(reason)`` ends the run after the current iteration. So does an event
+    that returns False, if its return type below allows it.
+    """
 
     def on_start(self, trainer: Trainer) -> None:
         """Training starts, or a resumed run continues."""
 
-    def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
-        """An iteration ended."""
+    def on_step(self, trainer: Trainer, event: StepEnd) -> bool | None:
+        """Every environment took one step. Slow for fast environments: it is called for each."""
 
-    def on_evaluation(self, trainer: Trainer, event: EvaluationEnd) -> None:
+    def on_rollout(self, trainer: Trainer, event: RolloutEnd) -> bool | None:
+        """Experience was collected; learning from it is next."""
+
+    def on_update(self, trainer: Trainer, event: UpdateEnd) -> bool | None:
+        """A learning phase ended."""
+
+    def on_iteration(self, trainer: Trainer, event: IterationEnd) -> bool | None:
+        """An iteration ended: its metrics are logged."""
+
+    def on_evaluation(self, trainer: Trainer, event: EvaluationEnd) -> bool | None:
         """An evaluation ended."""
 
     def on_checkpoint(self, trainer: Trainer, event: CheckpointSaved) -> None:
         """A checkpoint was saved."""
+
+    def on_progress(self, trainer: Trainer, step: int) -> None:
+        """Training is at ``step``, within an iteration: for displays, a few times a second.
+
+        When it is called depends on the clock, so that nothing the run computes or logs may depend
+        on it. Only callbacks that override it are called.
+        """
 
     def on_pause(self, trainer: Trainer) -> None:
         """A checkpoint is overdue, within an iteration or an evaluation."""
@@ -89,49 +173,92 @@ class Callback:
         """Training ended."""
 
     def on_close(self) -> None:
-        """Release what was taken; called however training ended."""
+        """Release resources; called however training ended."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a resume: plain values, arrays, tensors."""
+        """Return what must survive a resume: plain values, arrays, tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore the state."""
+
+
+def overrides(callback: Callback, event: str) -> bool:
+    """Return whether a callback has its own method for an event, for example ``"on_step"``."""
+    own = getattr(callback, event)
+    return getattr(own, "__func__", own) is not getattr(Callback, event)
+
+
+def returned_false(result: object) -> bool:
+    """Return whether a callback returned False, which ends the run; None and others do not."""
+    return isinstance(result, (bool, np.bool_)) and not result
 
 
 class FunctionCallback(Callback):
-    """Calls a function with the trainer and the event after every iteration."""
+    """Calls a function after every iteration; the run ends where the function returns False."""
 
     def __init__(self, function: Callable[[Trainer, IterationEnd], object]) -> None:
         self._function = function
 
-    def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
+    def on_iteration(self, trainer: Trainer, event: IterationEnd) -> bool | None:
         """Call it."""
-        self._function(trainer, event)
+        return False if returned_false(self._function(trainer, event)) else None
+
+    def __str__(self) -> str:
+        """Return the function's name."""
+        return str(getattr(self._function, "__name__", self._function))
 
 
 Callbacks: TypeAlias = (
     "Callback | Callable[[Trainer, IterationEnd], object]"
-    " | Sequence[Callback | Callable[[Trainer, IterationEnd], object]]"
+    " | Sequence[Callback | Callable[[Trainer, IterationEnd], object]] | None"
 )
 """What ``callbacks=`` takes: a callback, a function of trainer and event, or several of them."""
 
 
 def as_callbacks(given: Callbacks) -> list[Callback]:
     """Return callbacks as a list; a plain function is called after every iteration."""
-    several = given if isinstance(given, Sequence) else [given]
+    several = [] if given is None else given if isinstance(given, Sequence) else [given]
     found: list[Callback] = []
     for one in several:
         if isinstance(one, Callback):
+            _check_methods(one)
             found.append(one)
         elif callable(one) and not isinstance(one, type):
+            _check_signature(one)
             found.append(FunctionCallback(one))
         else:
             raise ConfigError(
                 "callbacks must be Callback objects or functions of (trainer, event); got"
-                f" {one!r}" + (": make an object of it" if isinstance(one, type) else "")
+                f" {one!r}"
+                + (": make an object of it" if isinstance(one, type) else "")
+                + (" (derive from rl_training.Callback)" if hasattr(one, "_on_step") else "")
             )
     return found
+
+
+def _check_methods(callback: Callback) -> None:
+    """Refuse a method that looks like that of an event and would never be called."""
+    events = [name for name in dir(Callback) if name.startswith("on_")]
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in events:
+            raise ConfigError(
+                f"{type(callback).__name__}.{name} is not the method of an event."
+                f"{did_you_mean(name, events)}"
+            )
+
+
+def _check_signature(function: Callable[..., object]) -> None:
+    """Refuse a function that cannot be called with a trainer and an event."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        name = getattr(function, "__name__", function)
+        raise ConfigError(
+            f"a callback function takes two arguments, (trainer, event); {name} does not"
+        ) from None
+    except ValueError:  # a function without a signature
+        return
 
 
 class StopOnReturn(Callback):
@@ -198,19 +325,31 @@ class EvaluationCallback(Callback):
         module = trainer.learner.module
         was_training = module.training
         module.eval()
+        trainer.activity = "evaluating"
         try:
+            env = self._open(trainer)
+            quota = _episodes_of_each(self.episodes, env.num_envs)
+            info = EpisodeInfo(config.log_info, quota=quota)
+            if config.log_info:
+                env.watch_episodes(info.add)
             result = evaluate_actor(
                 actor,
-                self._open(trainer),
+                env,
                 num_episodes=self.episodes,
                 seed=seed,
                 stop=trainer.stops_work,
             )
+        except Paused:
+            raise
+        except Exception:
+            trainer.save_before_failure()
+            raise
         finally:
+            trainer.activity = ""
             module.train(was_training)
         self._close_workers(trainer)
         self._last_step = step
-        trainer.reporter.record_evaluation(result)
+        trainer.reporter.record_evaluation(result, info.means("eval"))
 
     def on_close(self) -> None:
         """Close the environments."""
@@ -223,8 +362,14 @@ class EvaluationCallback(Callback):
         return {"last_step": self._last_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore the state."""
         self._last_step = int(state["last_step"])
+
+
+def _episodes_of_each(episodes: int, num_envs: int) -> list[int]:
+    """Return how many episodes of each environment `evaluate_actor` counts, the first ones."""
+    share, rest = divmod(episodes, num_envs)
+    return [share + (i < rest) for i in range(num_envs)]
 
 
 class CheckpointCallback(Callback):
@@ -306,83 +451,13 @@ class CheckpointCallback(Callback):
         return {"best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore the state."""
         self.best = state["best"]
 
 
-class ProgressCallback(Callback):
-    """A live bar on a terminal; a line every few seconds elsewhere."""
+def __getattr__(name: str) -> Any:
+    if name == "ProgressCallback":  # its earlier place
+        from rl_training.runtime.console import ProgressCallback
 
-    def __init__(self, seconds_between_lines: float = 10.0) -> None:
-        self._seconds = seconds_between_lines
-        self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
-        self._shown_at = 0.0
-
-    def on_start(self, trainer: Trainer) -> None:
-        """Put the bar up."""
-        self._shown_at = time.monotonic()
-        if sys.stderr is None or not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.completed:,}/{task.total:,} steps"),
-            BarColumn(),
-            TextColumn("{task.fields[speed]:,.0f} steps/s"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            TextColumn("return {task.fields[ret]}"),
-            console=Console(stderr=True),
-            auto_refresh=False,
-        )
-        self._task = self._bar.add_task(
-            "", total=trainer.total, completed=trainer.global_step, speed=0.0, ret="-"
-        )
-        with contextlib.suppress(OSError):  # a terminal that is gone must not end a run
-            self._bar.start()
-
-    def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
-        """Move the bar, a few times a second at most."""
-        now = time.monotonic()
-        done = event.step >= trainer.total
-        if not done and now - self._shown_at < (self._seconds if self._bar is None else 0.2):
-            return
-        self._shown_at = now
-        speed = event.metrics["time/steps_per_second"]
-        mean = event.metrics.get("rollout/return_mean")
-        shown = "-" if mean is None else f"{mean:.1f}"
-        if self._bar is not None and self._task is not None:
-            with contextlib.suppress(OSError):
-                self._bar.update(
-                    self._task, completed=event.step, speed=speed, ret=shown, refresh=True
-                )
-        else:
-            left = max(trainer.total - event.step, 0) / speed if speed > 0 else 0.0
-            say(
-                f"{event.step:,}/{trainer.total:,} steps  {speed:,.0f} steps/s  "
-                f"ETA {left:.0f} s  return {shown}"
-            )
-
-    def on_evaluation(self, trainer: Trainer, event: EvaluationEnd) -> None:
-        """Show an evaluation within the run; the last one is part of the run's summary."""
-        if event.step >= trainer.total:
-            return
-        result = event.result
-        text = (
-            f"evaluation at step {event.step:,}: return {result.mean_return:.1f}"
-            f" over {len(result.returns)} episodes"
-        )
-        if self._bar is None:
-            say(text)
-            return
-        with contextlib.suppress(OSError):
-            self._bar.console.print(text, highlight=False)
-
-    def on_close(self) -> None:
-        """Take the bar down."""
-        if self._bar is not None:
-            bar, self._bar = self._bar, None
-            with contextlib.suppress(OSError):
-                bar.stop()
+        return ProgressCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

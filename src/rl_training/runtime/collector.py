@@ -28,7 +28,7 @@ class Collector:
         self.buffer = buffer
 
     def collect(self, num_steps: int, progress: Progress, stop: StopRequest = never) -> Collected:
-        """Take ``num_steps`` steps in every environment, or fewer where ``stop`` requests it."""
+        """Step every environment ``num_steps`` times, or fewer if ``stop`` requests it."""
         return self.source.collect(self.buffer, num_steps, progress, stop)
 
     def __getattr__(self, name: str) -> Any:

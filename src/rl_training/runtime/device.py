@@ -1,4 +1,4 @@
-"""Devices and threads."""
+"""Choice of device, checks of acceleration and precision, and CPU threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
-    """The torch device of a config; one that is not there is refused, never replaced."""
+    """Return the torch device of a config; raise ConfigError if it is not available."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         name = "cpu"
@@ -27,19 +27,19 @@ def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
             name = "cuda" if cuda else "mps" if mps else "cpu"
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
         raise ConfigError(
-            f"device: {name} was asked for, but torch finds none; use 'cpu' or 'auto'"
+            f"device: {name} is not available: torch finds no such device; use 'cpu' or 'auto'"
         )
-    if name == "cuda":  # by its number, as tensors name it
+    if name == "cuda":  # with its index, as in tensor.device
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
 
 
 def check_acceleration(mode: str, device: torch.device) -> None:
-    """Refuse a mode whose tools are missing, before anything is trained."""
+    """Raise ConfigError if the device or a compiler for the mode is missing."""
     if mode == "cudagraph" and device.type != "cuda":
         raise ConfigError(
-            f"acceleration: cudagraph needs device: cuda, and this is {device.type}:"
-            " choose another acceleration too"
+            f"acceleration: cudagraph needs device: cuda, but the device is {device.type}:"
+            " set acceleration to eager or compile, or use device: cuda"
         )
     if mode == "compile" and device.type == "cpu":
         compilers = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
@@ -50,23 +50,29 @@ def check_acceleration(mode: str, device: torch.device) -> None:
 
 
 def check_precision(precision: str, device: torch.device, obs_spec: ObsSpec) -> None:
-    """Refuse arithmetic that would do nothing, or that the device may not have."""
+    """Raise ConfigError if a precision would have no effect or the device may not support it."""
     if precision == "float32":
         return
     if device.type != "cuda":
-        raise ConfigError(f"precision: {precision} needs device: cuda, and this is {device.type}")
+        raise ConfigError(
+            f"precision: {precision} needs device: cuda, but the device is {device.type}"
+        )
     if not obs_spec.has_images:
-        raise ConfigError(f"precision: {precision} is for networks that see images; here are none")
+        raise ConfigError(f"precision: {precision} needs image observations, and there are none")
 
 
-_WORTH_THREADS = 256**3
-"""Rows x inputs x outputs of a layer from which on several threads are faster than one."""
+_WORTH_THREADS = 4 * 256**3
+"""Smallest batch x inputs x outputs of a layer for which several threads are clearly faster than
+one (benchmarks/threads.py)."""
+_MOST_THREADS = 8
+"""More threads gain little for such layers, and on 16 cores they may be slower than one."""
 
 
 def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec, device: torch.device) -> int:
-    """How many CPU threads torch should use.
+    """Return how many CPU threads torch should use: a rule of the config, recorded in the run.
 
-    With an accelerator one is enough, and others would spin on the cores of the environments.
+    The number of threads changes rounding, so that it must not depend on a measurement. With an
+    accelerator one is enough, and others would take time from the cores of the environments.
     """
     if config.torch_threads is not None:
         return config.torch_threads
@@ -74,8 +80,11 @@ def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec, device: torch.devi
         return 1
     knobs = config.algo_kwargs
     rows = getattr(knobs, "samples_per_update", 256)
-    large = rows * max(knobs.hidden_sizes or (), default=0) ** 2 >= _WORTH_THREADS
-    return torch.get_num_threads() if large or obs_spec.has_images else 1
+    sizes = (knobs.hidden_sizes or ()) + (getattr(knobs, "critic_hidden_sizes", None) or ())
+    if obs_spec.has_images:
+        return torch.get_num_threads()
+    large = rows * max(sizes, default=0) ** 2 >= _WORTH_THREADS
+    return min(torch.get_num_threads(), _MOST_THREADS) if large else 1
 
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -83,11 +92,11 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what it is given back, instead of asking the system anew for every update.
+    """Make glibc keep freed memory instead of returning it to the system.
 
-    The activations of a convolutional network are tens of megabytes: freed and mapped again each
-    time they cost thousands of page faults, a quarter of an update of DQN's. Elsewhere than under
-    glibc nothing happens.
+    The activations of a convolutional network take tens of megabytes. Mapping them again for every
+    update causes thousands of page faults, a quarter of the time of a DQN update. Does nothing
+    without glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -103,7 +112,7 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Use ``count`` threads for a while."""
+    """Use ``count`` threads within this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -16,7 +16,7 @@ from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.policy import RecurrentTrainedPolicy
 from rl_training.runtime.recurrent_actors import (
     RecurrentEpsilonGreedyActor,
-    RecurrentGreedyActor,
+    RecurrentEvaluationActor,
 )
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec
@@ -88,7 +88,7 @@ def _actor(algorithm: DRQN, config: TrainConfig[DRQNConfig], device: torch.devic
 def _eval_actor(algorithm: DRQN, device: torch.device, sampling: torch.Generator | None) -> Actor:
     model: Any = algorithm.module
     if sampling is None:
-        return RecurrentGreedyActor(model, device)
+        return RecurrentEvaluationActor(model, device)
     final = algorithm.config.exploration_final_eps
     return RecurrentEpsilonGreedyActor(model, lambda _: final, sampling, device)
 

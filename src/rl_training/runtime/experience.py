@@ -6,8 +6,8 @@ learner learns from it. Neither knows the other, and the trainer knows no enviro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -106,6 +106,27 @@ class ExperienceSource(Protocol):
 
     def close(self) -> None:
         """Release what was taken."""
+        ...
+
+
+OnStep: TypeAlias = Callable[[Obs, Array, VectorStep, Callable[[], list[dict[str, Any]]]], None]
+"""Takes the observations, the actions that the environments received, the step that followed, and
+a function that returns the info of each environment."""
+
+
+@runtime_checkable
+class WatchedSource(Protocol):
+    """A source whose steps and infos can be watched: what ``on_step`` and ``log_info`` need."""
+
+    def watch_steps(self, on_step: OnStep | None) -> None:
+        """Call ``on_step`` for every step that is collected; None: no longer."""
+        ...
+
+    def watch_info(self, keys: Sequence[str]) -> None:
+        """Average the values of ``keys`` in the info of each episode's last step.
+
+        They are among the `metrics` from then on, as ``rollout/KEY_mean``.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Memory of a replay: how much this process can have, and taking it when a run starts."""
+"""Memory of a replay: the limit of this process, and allocation when a run starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.types import Array
 
 
 class HoldsArrays(Protocol):
-    """Something whose memory is a number of arrays."""
+    """An object whose memory consists of arrays."""
 
     def arrays(self) -> Iterator[Array]:
         """Yield the arrays."""
@@ -31,18 +31,18 @@ class Limit(NamedTuple):
     """Memory that is available, and what limits it."""
 
     available: int
-    """Bytes that this process can still take."""
+    """Bytes that this process can still allocate."""
     name: str
-    """What sets the limit, for an error message."""
+    """Name of the limit, for error messages."""
 
 
 class _CgroupFiles(NamedTuple):
-    """Names of a memory controller's files and of the counters in its ``memory.stat``."""
+    """File names of a memory controller, and counters in its ``memory.stat``."""
 
     limit: str
     usage: str
     cache: tuple[str, ...]
-    """Counters of file pages, which the kernel frees when memory runs short."""
+    """Counters of file pages, which the kernel frees when memory is needed."""
 
 
 _V1 = _CgroupFiles(
@@ -52,16 +52,16 @@ _V2 = _CgroupFiles("memory.max", "memory.current", ("inactive_file", "active_fil
 
 
 def available_memory(root: Path = Path("/")) -> Limit | None:
-    """Return the smallest limit: the machine's, a container's, or the process's own.
+    """Return the smallest limit: of the machine, of a container, or of the process.
 
-    None where the system does not tell. ``root`` is where ``/proc`` and ``/sys`` are read.
+    None if it is unknown. ``/proc`` and ``/sys`` are read below ``root``.
     """
     limits = [*machine_limits(root), *cgroup_limits(root), *process_limits(root)]
     return min(limits, default=None)
 
 
 def machine_limits(root: Path) -> Iterator[Limit]:
-    """What the machine can give: free memory, file pages that it can drop, and swap."""
+    """Yield the machine's limit: free memory, file pages that can be freed, and swap."""
     sizes = _kilobytes(root / "proc/meminfo")
     if "MemAvailable" in sizes:
         yield Limit(sizes["MemAvailable"] + sizes.get("SwapFree", 0), "memory of this machine")
@@ -71,7 +71,7 @@ def machine_limits(root: Path) -> Iterator[Limit]:
 
 
 def cgroup_limits(root: Path) -> Iterator[Limit]:
-    """The limits of this process's cgroup and of all above it, of either version."""
+    """Yield the limits of this process's cgroup and of its parents, for cgroup v1 and v2."""
     base = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -82,12 +82,12 @@ def cgroup_limits(root: Path) -> Iterator[Limit]:
 
 
 def _limits_along(base: Path, path: str, files: _CgroupFiles) -> Iterator[Limit]:
-    """From a cgroup up to the root; a container often sees no more than the root, its own."""
+    """Yield limits from a cgroup up to the root; in a container only the root may be visible."""
     parts = PurePosixPath(path).parts[1:]
     for depth in range(0 if ".." in parts else len(parts), -1, -1):
         folder = base.joinpath(*parts[:depth])
         limit = _text(folder / files.limit)
-        if not limit.isdigit():  # not there, or "max"
+        if not limit.isdigit():  # missing, or "max"
             continue
         usage = _text(folder / files.usage)
         counters = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
@@ -98,7 +98,7 @@ def _limits_along(base: Path, path: str, files: _CgroupFiles) -> Iterator[Limit]
 
 
 def process_limits(root: Path) -> Iterator[Limit]:
-    """The limits set on this process (``ulimit``), less what it has already."""
+    """Yield the limits set on this process (``ulimit``), minus its current use."""
     if sys.platform == "win32":
         return
     import resource
@@ -112,13 +112,13 @@ def process_limits(root: Path) -> Iterator[Limit]:
 
 
 def check_host_memory(transitions: int, each: int, *, quiet: bool) -> None:
-    """Refuse a replay that this process cannot hold; print its size unless ``quiet``."""
+    """Raise an error if a replay exceeds the available memory; print its size unless ``quiet``."""
     needed = transitions * each
     text = f"replay: {transitions:,} transitions x {each:,} bytes = {readable(needed)}"
     limit = available_memory()
     if limit is not None and needed > limit.available:
         raise ConfigError(
-            f"{text}, and this machine has {readable(limit.available)} available to this process"
+            f"{text}, but only {readable(limit.available)} are available to this process"
             f" (limit: {limit.name}): lower buffer_size"
         )
     if not quiet:
@@ -126,7 +126,7 @@ def check_host_memory(transitions: int, each: int, *, quiet: bool) -> None:
 
 
 def check_device_memory(transitions: int, each: int, device: torch.device) -> None:
-    """Refuse a copy of a replay that an accelerator cannot hold."""
+    """Raise an error if a copy of a replay exceeds the free memory of an accelerator."""
     if device.type != "cuda":
         return
     free, _ = torch.cuda.mem_get_info(device)
@@ -134,16 +134,16 @@ def check_device_memory(transitions: int, each: int, device: torch.device) -> No
     if needed > free:
         raise ConfigError(
             f"replay: a copy of {transitions:,} transitions x {each:,} bytes ="
-            f" {readable(needed)}, and the accelerator has {readable(free)} free:"
+            f" {readable(needed)}, but the accelerator has {readable(free)} free:"
             " lower buffer_size, or keep it on the host with replay_device: cpu"
         )
 
 
 def make_claimed(make: Callable[[], Held], share: float) -> Held:
-    """Make a replay and take the memory of the first ``share`` of its rows from the system.
+    """Create a replay and allocate the memory of the first ``share`` of its rows.
 
-    A new array is only a promise: the system gives each page when it is first written, hours later
-    for the last rows of a large replay, and ends the process where there is none left.
+    The system allocates each page of an array when it is first written, which for the last rows of
+    a large replay is hours later, and ends the process if there is no memory left then.
     """
     try:
         replay = make()
@@ -151,7 +151,7 @@ def make_claimed(make: Callable[[], Held], share: float) -> Held:
         limit = available_memory()
         known = f" ({readable(limit.available)} left, limit: {limit.name})" if limit else ""
         raise ConfigError(
-            f"replay: the system did not give its memory{known}: lower buffer_size; {error}"
+            f"replay: its memory could not be allocated{known}: lower buffer_size; {error}"
         ) from None
     for array in replay.arrays():
         _write_pages(array, share)
@@ -159,7 +159,7 @@ def make_claimed(make: Callable[[], Held], share: float) -> Held:
 
 
 def _write_pages(array: Array, share: float) -> None:
-    """Write to each page what is there."""
+    """Write each page's own content to it, so that it is allocated."""
     data = array.reshape(-1).view(np.uint8)
     pages = data[: int(share * len(data)) : mmap.PAGESIZE]
     np.bitwise_or(pages, 0, out=pages)

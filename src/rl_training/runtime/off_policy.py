@@ -16,11 +16,13 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.experience import ReplayLearner
 from rl_training.runtime.memory import check_device_memory, check_host_memory, make_claimed
 from rl_training.runtime.replay_store import ReplayStore
+from rl_training.runtime.reporting import mean_losses
 from rl_training.runtime.trainer import Iteration, Setup, Trainer
 from rl_training.types import Progress
 
 _ITERATION = 1000
 """Steps or updates between reports, whichever are more."""
+_STEPS_BETWEEN_DISPLAYS = 10
 
 
 @dataclasses.dataclass
@@ -57,7 +59,7 @@ class OffPolicyTrainer(Trainer):
         per_step = self._per_crossing / self.knobs.train_freq
         self.iteration_steps = max(1, int(_ITERATION / max(Fraction(1), per_step)))
         """Steps of one iteration; may be changed between iterations."""
-        self._store = ReplayStore(setup.run_dir / "replay")
+        self._store = ReplayStore(setup.folder / "replay" if setup.folder else None)
 
     @staticmethod
     def check(setup: Setup) -> None:
@@ -143,12 +145,16 @@ class OffPolicyTrainer(Trainer):
 
     def _collect(self, part: _Part, total: int) -> None:
         """Collect the missing steps of a segment, in which the policy's schedules are fixed."""
-        taken = self.source.collect(
-            self.replay, part.missing, Progress(part.segment_start, total), self.pauses
-        )
-        part.step += taken.steps
-        part.missing -= taken.vector_steps
-        part.vector_steps += taken.vector_steps
+        progress = Progress(part.segment_start, total)
+        while part.missing:  # in pieces, after each of which a display is up to date
+            piece = min(part.missing, _STEPS_BETWEEN_DISPLAYS)
+            taken = self.source.collect(self.replay, piece, progress, self.pauses)
+            part.step += taken.steps
+            part.missing -= taken.vector_steps
+            part.vector_steps += taken.vector_steps
+            self.reporter.notify_rollout(part.step, taken, complete=not part.missing)
+            if taken.vector_steps < piece:
+                return
 
     def _run_pending_updates(self, progress: Progress) -> bool:
         """Whether all pending updates were run."""
@@ -157,10 +163,14 @@ class OffPolicyTrainer(Trainer):
             return True
         done = self._learn(self.replay, progress, self.pauses, updates=updates)
         self._pending -= done
+        self.reporter.notify_update(progress.step, done, self._mean_losses)
         if done < updates:
             return False
         self.source.publish(self.learner.module, self.policy_version())
         return True
+
+    def _mean_losses(self) -> dict[str, float]:
+        return mean_losses(self._replay_learner.metric_sums())
 
     def _report_of(self, part: _Part, first_step: int) -> Iteration:
         self.replay.check_finite(part.vector_steps, first_step, self.source.episode_lengths)
@@ -186,6 +196,10 @@ class OffPolicyTrainer(Trainer):
     def policy_version(self) -> int:
         """Return the number of updates and iterations so far, which both change the policy."""
         return self._replay_learner.num_updates + self.iteration
+
+    def current_step(self) -> int:
+        """Return the global step within the current iteration."""
+        return self.global_step if self._part is None else self._part.step
 
     def partial_state(self) -> dict[str, Any] | None:
         """How far the iteration got, and the metric sums since the last report."""
@@ -230,7 +244,7 @@ class OffPolicyTrainer(Trainer):
         """Restore a checkpoint; False where the environments could not be restored exactly."""
         exact = super().load_state_dict(state, empty_replay=empty_replay)
         if self.source.obs is not None:
-            self.replay.go_on_from(self.source.obs, exact=exact)
+            self.replay.resume_at(self.source.obs, exact=exact)
         return exact
 
     def after_checkpoint(self, *, is_best: bool) -> None:

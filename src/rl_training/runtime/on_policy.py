@@ -27,14 +27,18 @@ class OnPolicyTrainer(Trainer):
         self.buffer = self.make_buffer(setup)
         self._collected: int | None = None
         """Transitions of the rollout that is being collected; None between iterations."""
+        self._counted_rows = 0
+        """Rows of the buffer that ``_collected`` counts."""
         self._before_learning: dict[str, Any] | None = None
         self._learning_seconds: float | None = None
+        self._updates = 0
+        """Gradient steps of the last learning phase."""
 
     def make_buffer(self, setup: Setup) -> RolloutBuffer:
         """Return storage for one rollout."""
-        return self.fill_in(RolloutBuffer, setup)
+        return self.make_buffer_of(RolloutBuffer, setup)
 
-    def fill_in(
+    def make_buffer_of(
         self, kind: Callable[..., RolloutBuffer], setup: Setup, **kwargs: Any
     ) -> RolloutBuffer:
         """Return a buffer of some kind, in the shapes of this run."""
@@ -62,17 +66,25 @@ class OnPolicyTrainer(Trainer):
         """Collect one rollout and learn from it; None where it paused on the way."""
         if self._collected is None:
             self.buffer.reset()
-            self._collected = 0
+            self._collected = self._counted_rows = 0
         missing = self.num_steps - self.buffer.position
-        self._collected += self.source.collect(self.buffer, missing, progress, self.pauses).steps
+        taken = self.source.collect(self.buffer, missing, progress, self.pauses)
+        self._collected += taken.steps
+        self._counted_rows = self.buffer.position
+        self.reporter.notify_rollout(
+            progress.step + self._collected, taken, complete=self.buffer.position == self.num_steps
+        )
         if self.buffer.position < self.num_steps:
             return None
         self.buffer.check_finite(progress.step, self.source.episode_lengths)
         if not self._learn_from_rollout(progress):
             return None
         self.source.publish(self.learner.module, self.iteration + 1)
-        steps, self._collected = self._collected, None
-        return Iteration(steps, {**self.source.metrics(), **self.learner.pop_metrics()})
+        steps = self._collected
+        metrics = self.learner.pop_metrics()
+        self.reporter.notify_update(progress.step + steps, self._updates, lambda: metrics)
+        self._collected = None
+        return Iteration(steps, {**self.source.metrics(), **metrics})
 
     def _learn_from_rollout(self, progress: Progress) -> bool:
         """Run the learning phase; False, and nothing learnt, where a signal stopped it.
@@ -85,7 +97,7 @@ class OnPolicyTrainer(Trainer):
             stop = self.stops_work
         started = time.monotonic()
         try:
-            self._learn(self.buffer, progress, stop)
+            self._updates = self._learn(self.buffer, progress, stop)
         except Paused:
             self.learner.load_state_dict(self._before_learning or {})
             return False
@@ -93,6 +105,13 @@ class OnPolicyTrainer(Trainer):
             self._before_learning = None
         self._learning_seconds = time.monotonic() - started
         return True
+
+    def current_step(self) -> int:
+        """Return the global step, the rollout so far included."""
+        if self._collected is None:
+            return self.global_step
+        uncounted = (self.buffer.position - self._counted_rows) * self.source.info.num_envs
+        return self.global_step + self._collected + uncounted
 
     def learner_state(self) -> dict[str, Any]:
         """Return the learner's state; within a learning phase, the one from before it."""
@@ -115,6 +134,7 @@ class OnPolicyTrainer(Trainer):
         """Restore the rollout so far."""
         self._collected = int(state["collected"])
         self.buffer.load_state_dict(state["rollout"])
+        self._counted_rows = self.buffer.position
 
 
 def _copied(state: Any) -> Any:

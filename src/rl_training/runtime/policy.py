@@ -1,4 +1,4 @@
-"""`TrainedPolicy`: what is left of an algorithm once it has learnt."""
+"""`TrainedPolicy`: a policy that can act and be evaluated, without training state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from rl_training._internal.tree import tree_leaves
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvFn, VectorAdapter
+from rl_training.envs import EnvFn
 from rl_training.errors import ConfigError
 from rl_training.eval import EvalResult, evaluate_actor, make_eval_env
 from rl_training.seeding import stream_seed, torch_stream
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TrainedPolicy:
-    """A policy that needs no environment: observations in, actions out."""
+    """A trained policy: maps observations to actions and needs no environment."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class TrainedPolicy:
         return self.act(obs, deterministic), None
 
     def _choose(self, actor: Actor, batch: Obs) -> Array:
-        """Actions for a batch, as the environment takes them."""
+        """Return actions for a batch, in the environment's format."""
         mask = batch.get(ACTION_MASK) if isinstance(batch, dict) else None
         if mask is not None and self.action_spec.without_choice(mask).any():
             raise ConfigError(f"'{ACTION_MASK}' allows no action at all")
@@ -93,7 +93,7 @@ class TrainedPolicy:
         return action
 
     def _as_batch(self, obs: Any) -> tuple[Obs, bool]:
-        """The arrays of an observation, or of a batch of them; True where it is one."""
+        """Return an observation as a batch, and whether it was a single observation."""
         spec = self.obs_spec
         _check_structure(obs, [spec.path(name) for name in spec.leaves])
         parts = {
@@ -117,35 +117,24 @@ class TrainedPolicy:
         seed: int | None = None,
         env_fn: EnvFn | None = None,
     ) -> EvalResult:
-        """Play whole episodes; ``seed`` picks them (unset: the run's own, unlike training's).
+        """Evaluate the policy for ``num_episodes`` whole episodes.
 
-        Unset, ``deterministic`` is what ``eval_deterministic`` was in training.
+        ``seed`` selects the episodes (default: the run's seed; they differ from those of training).
+        ``deterministic`` defaults to the run's ``eval_deterministic``.
         """
         if num_episodes < 1:
             raise ConfigError(f"'num_episodes' must be at least 1; got {num_episodes}")
-        env = make_eval_env(self.config, num_episodes, env_fn)
+        spaces = (self.obs_spec, self.action_spec)
+        env = make_eval_env(self.config, num_episodes, env_fn, spaces)
         try:
-            self._require_same_spaces(env)
             episodes = stream_seed(self.config.seed if seed is None else seed, "evaluation")
             actor = self.evaluation_actor(deterministic, episodes)
             return evaluate_actor(actor, env, num_episodes=num_episodes, seed=episodes)
         finally:
             env.close()
 
-    def _require_same_spaces(self, env: VectorAdapter) -> None:
-        pairs = (
-            ("observations", self.obs_spec.to_plain(), env.obs_spec.to_plain()),
-            ("actions", self.action_spec.to_plain(), env.action_spec.to_plain()),
-        )
-        for name, own, given in pairs:
-            if own != given:
-                raise ConfigError(
-                    f"the environment does not fit the policy: its {name} are {given}, those that"
-                    f" the policy was trained on {own}"
-                )
-
     def evaluation_actor(self, deterministic: bool | None, seed: int) -> Actor:
-        """Whoever chooses actions in whole episodes; ``seed`` is of its sampling, if it does."""
+        """Return an actor for whole episodes; ``seed`` is for its sampling."""
         if deterministic is None:
             deterministic = self.config.eval_deterministic
         sampling = None if deterministic else torch_stream(seed, "evaluation_actions")
@@ -164,7 +153,7 @@ def _refuse_bool(state: Any) -> None:
 def _check_structure(
     obs: Any, paths: Sequence[tuple[str | int, ...]], where: str = "the observation"
 ) -> None:
-    """Raise `ConfigError` unless ``obs`` has its arrays at ``paths`` and nowhere else."""
+    """Raise `ConfigError` unless ``obs`` has arrays exactly at ``paths``."""
     entries: dict[str | int, list[tuple[str | int, ...]]] = {}
     for path in paths:
         if path:
@@ -197,10 +186,10 @@ def _leaf_batch(value: Any, shape: tuple[int, ...], name: str) -> tuple[Array, b
 
 
 class RecurrentTrainedPolicy(TrainedPolicy):
-    """A recurrent policy: its state is an argument and a result of every call."""
+    """A recurrent policy: every call of `predict` takes and returns its state."""
 
     def act(self, obs: Any, deterministic: bool = True) -> Any:
-        """Raise: without its state a recurrent policy cannot choose an action."""
+        """Raise ConfigError: a recurrent policy needs its state to choose an action."""
         del obs, deterministic
         raise ConfigError("a recurrent policy has a state: use action, state = predict(obs, state)")
 

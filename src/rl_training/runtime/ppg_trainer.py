@@ -8,10 +8,10 @@ import torch
 
 from rl_training.algorithms.ppg import PPG, PPGConfig
 from rl_training.config import TrainConfig
+from rl_training.models.building import encoder_config
 from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import encoder_config
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 

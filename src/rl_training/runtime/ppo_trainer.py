@@ -8,30 +8,13 @@ import torch
 
 from rl_training.algorithms.ppo import PPO, PPOConfig
 from rl_training.config import TrainConfig
-from rl_training.models.mlp_actor_critic import MLPActorCritic
-from rl_training.runtime.actors import Actor, GreedyActor, PolicyActor
+from rl_training.models.building import build_actor_critic
+from rl_training.runtime.actors import Actor, EvaluationActor, PolicyActor
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
+from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
-
-
-def build_actor_critic(
-    config: TrainConfig[Any], obs_spec: ObsSpec, action_spec: ActionSpec
-) -> MLPActorCritic:
-    """Return the policy and value networks that a config describes."""
-    knobs = config.algo_kwargs
-    return MLPActorCritic(
-        obs_spec,
-        action_spec,
-        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64, 64)),
-        activation=knobs.activation,
-        log_std_init=knobs.log_std_init,
-        encoder=encoder_config(config, orthogonal=True),
-        normalize_obs=config.normalize_obs,
-        clip_obs=config.clip_obs,
-    )
 
 
 def build_ppo(
@@ -55,7 +38,7 @@ def _actor(algorithm: PPO, config: TrainConfig[PPOConfig], device: torch.device)
 
 def _eval_actor(algorithm: PPO, device: torch.device, sampling: torch.Generator | None) -> Actor:
     model: Any = algorithm.model
-    return GreedyActor(model, device, sampling)
+    return EvaluationActor(model, device, sampling)
 
 
 SPEC = AlgorithmSpec(

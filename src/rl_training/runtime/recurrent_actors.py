@@ -1,4 +1,4 @@
-"""Actors that remember: the state of a recurrent policy lives here, a row per environment."""
+"""Actors of recurrent policies, with the recurrent state of every environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_training.types import Array, Obs, Progress
 
 
 class RecurrentPolicy(Protocol):
-    """What these actors need of a model."""
+    """The interface of a model that these actors use."""
 
     head: ActionHead
     state_size: int
@@ -26,18 +26,18 @@ class RecurrentPolicy(Protocol):
     def act(
         self, obs: Any, state: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """Actions, next states, and what a rollout keeps besides."""
+        """Return actions, next states, and further values for the rollout."""
         ...
 
     def numpy_actor(self) -> NumpyActor | None:
-        """The same in NumPy, where the model can."""
+        """Return the same function in NumPy, if the model has one."""
         ...
 
 
 class _Memory:
-    """Steps a recurrent policy, by the fastest way there is, and holds what it remembers.
+    """Runs a recurrent policy in NumPy or torch, and holds its recurrent state.
 
-    ``state`` is replaced, never written into: whoever was handed it may keep it.
+    ``state`` is replaced, never changed in place, so that callers may keep a reference.
     """
 
     def __init__(self, model: RecurrentPolicy, device: torch.device) -> None:
@@ -47,33 +47,33 @@ class _Memory:
         self._numpy = model.numpy_actor()
         self.state: Any = None
 
-    def evaluate_too(self) -> None:
-        """Compute log-probabilities and values with every action, which takes torch."""
+    def enable_evaluation(self) -> None:
+        """Compute log-probabilities and values with every action, which needs torch."""
         self._by_torch = True
         self._numpy = None
 
     def refresh(self) -> None:
-        """Read again what is copied from the model: a Gaussian's deviation, a normaliser."""
+        """Update what was copied from the model: a Gaussian's deviation, a normaliser."""
         self._numpy = None if self._by_torch else self._model.numpy_actor()
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
-        """Noise for a block of actions, where it will be used."""
+        """Return noise for a block of actions, on the device where it is used."""
         noise = self._model.head.draw_noise(shape, generator)
         return noise.numpy() if self._numpy is not None else noise.to(self._device)
 
     def before(self, rows: int) -> Any:
-        """The state, all zeros at first."""
+        """Return the current state, zeros before the first step."""
         if self.state is None or len(self.state) != rows:
             self.set(np.zeros((rows, self._model.state_size), np.float32))
         return self.state
 
     def set(self, state: Any) -> None:
-        """Remember this instead."""
+        """Replace the state."""
         tensor = torch.as_tensor(state, dtype=torch.float32)
         self.state = tensor.cpu().numpy() if self._numpy is not None else tensor.to(self._device)
 
     def forget(self, done: Array) -> None:
-        """Episodes ended where ``done``."""
+        """Set the state to zero where ``done``: the episode ended."""
         if self.state is None:
             return
         if isinstance(self.state, Tensor):
@@ -84,7 +84,7 @@ class _Memory:
 
     @torch.no_grad()
     def step(self, obs: Obs, noise: Any) -> tuple[Array, dict[str, Any]]:
-        """Actions, and the states before and after with what else a rollout keeps."""
+        """Return actions, and a record with the states before and after the step."""
         before = self.before(len(tree_leaves(obs)[0]))
         kept: dict[str, Any] = {}
         actions: Any
@@ -98,24 +98,24 @@ class _Memory:
         return actions, {**kept, "state": before, "next_state": self.state}
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered."""
+        """Return the recurrent state."""
         return {"state": None if self.state is None else torch.as_tensor(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember that again."""
+        """Restore the recurrent state."""
         self.state = None
         if state["state"] is not None:
             self.set(state["state"])
 
 
-class _RememberingActor:
-    """What the exploring actors share: noise and memory, both of which survive."""
+class _NoisyRecurrentActor:
+    """Base of exploring actors, whose state is their noise and recurrent state."""
 
     _noise: NoiseBlock
     memory: _Memory
 
     def reset(self, done: Array) -> None:
-        """Forget what belongs to ended episodes."""
+        """Set the recurrent state of ended episodes to zero."""
         self.memory.forget(done)
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class _RememberingActor:
         self.memory.load_state_dict(state["memory"])
 
 
-class RecurrentPolicyActor(_RememberingActor):
+class RecurrentPolicyActor(_NoisyRecurrentActor):
     """Samples from a policy that does not change within a block, which is one rollout."""
 
     def __init__(
@@ -141,7 +141,7 @@ class RecurrentPolicyActor(_RememberingActor):
         """Record these ("logprobs", "values") with every step from now on."""
         if unknown := names - {"logprobs", "values"}:
             raise ConfigError(f"an actor cannot record {', '.join(sorted(unknown))}")
-        self.memory.evaluate_too()
+        self.memory.enable_evaluation()
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Sample one action per environment."""
@@ -153,10 +153,10 @@ class RecurrentPolicyActor(_RememberingActor):
         return self.memory.noise(shape, generator)
 
 
-class RecurrentEpsilonGreedyActor(_RememberingActor):
-    """A random action with probability epsilon(progress), else the most valued one.
+class RecurrentEpsilonGreedyActor(_NoisyRecurrentActor):
+    """Takes a random action with probability epsilon(progress), else the greedy one.
 
-    The network sees every observation either way: what it remembers depends on all of them.
+    The network is run on every observation, since the recurrent state depends on all of them.
     """
 
     def __init__(
@@ -176,15 +176,15 @@ class RecurrentEpsilonGreedyActor(_RememberingActor):
         )
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
-        """Choose one action per row; the replay keeps the state before it."""
+        """Choose one action per row; the state before it is recorded for the replay."""
         uniform = self._noise.take(len(tree_leaves(obs)[0]))
         greedy, record = self.memory.step(obs, None)
         random = uniform[:, 0] < self._epsilon(progress)
         return np.where(random, uniform[:, 1:].argmax(-1), greedy), {"state": record["state"]}
 
 
-class RecurrentGreedyActor:
-    """Takes the most likely action, or samples with a stream of its own; for evaluation."""
+class RecurrentEvaluationActor:
+    """Takes the most likely action, or samples with a given generator; for evaluation."""
 
     def __init__(
         self,
@@ -205,12 +205,12 @@ class RecurrentGreedyActor:
         return self.memory.step(obs, noise)
 
     def reset(self, done: Array) -> None:
-        """Forget what belongs to ended episodes."""
+        """Set the recurrent state of ended episodes to zero."""
         self.memory.forget(done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing survives an evaluation."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is no state to restore."""

@@ -10,13 +10,14 @@ from rl_training.config import TrainConfig
 from rl_training.contrib.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
 from rl_training.data.recurrent_rollout_buffer import RecurrentRolloutBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.models.building import encoder_config, hidden_layers
 from rl_training.models.recurrent.lstm_actor_critic import LSTMActorCritic
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.policy import RecurrentTrainedPolicy
-from rl_training.runtime.recurrent_actors import RecurrentGreedyActor, RecurrentPolicyActor
+from rl_training.runtime.recurrent_actors import RecurrentEvaluationActor, RecurrentPolicyActor
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import AlgorithmSpec, encoder_config, hidden_layers
+from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.trainer import Setup
 from rl_training.seeding import torch_stream
 from rl_training.types import ActionSpec, ObsSpec
@@ -28,7 +29,7 @@ class RecurrentPPOTrainer(OnPolicyTrainer):
     def make_buffer(self, setup: Setup) -> RolloutBuffer:
         """Storage for one rollout."""
         length = setup.config.algo_kwargs.sequence_length
-        return self.fill_in(RecurrentRolloutBuffer, setup, sequence_length=length)
+        return self.make_buffer_of(RecurrentRolloutBuffer, setup, sequence_length=length)
 
 
 def build_recurrent_ppo(
@@ -45,6 +46,7 @@ def build_recurrent_ppo(
         lstm_size=knobs.lstm_size,
         shared_lstm=knobs.shared_lstm,
         hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
+        critic_hidden_sizes=knobs.critic_hidden_sizes,
         activation=knobs.activation,
         log_std_init=knobs.log_std_init,
         encoder=encoder_config(config, orthogonal=True),
@@ -66,7 +68,7 @@ def _eval_actor(
     algorithm: RecurrentPPO, device: torch.device, sampling: torch.Generator | None
 ) -> Actor:
     model: Any = algorithm.model
-    return RecurrentGreedyActor(model, device, sampling)
+    return RecurrentEvaluationActor(model, device, sampling)
 
 
 SPEC = AlgorithmSpec(

@@ -1,4 +1,4 @@
-"""Replay on disk: immutable chunks named by their digests, written only when they changed."""
+"""Replay files: immutable chunks named by their digests, written only when they change."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ _WITHOUT = "resume without the replay: --replay empty"
 
 
 class ReplayStore:
-    """The chunk files of a run; a checkpoint holds their names."""
+    """The chunk files of a run; a checkpoint contains their names."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None) -> None:
+        self._folder_or_none = folder
         self._names: list[str] = []
         self._best: set[str] | None = None
+
+    @property
+    def _folder(self) -> Path:
+        if self._folder_or_none is None:
+            raise CheckpointError("a run without a run folder has no replay files")
+        return self._folder_or_none
 
     def commit(self, replay: ReplayBuffer) -> None:
         """Write the chunks that changed since the last call."""
@@ -49,7 +55,7 @@ class ReplayStore:
     def state_dict(self, replay: ReplayBuffer) -> dict[str, Any]:
         """Return the names of all chunks and the position of the ring; no file is written.
 
-        The name of a chunk that was not committed since it changed is computed here, too.
+        Names of chunks that changed since the last commit are computed here.
         """
         names = [
             self._names[index]
@@ -64,7 +70,7 @@ class ReplayStore:
         return known and index not in replay.changed_chunks
 
     def load(self, replay: ReplayBuffer, saved: Mapping[str, Any]) -> None:
-        """Read all chunks back, each checked against its name."""
+        """Restore the replay from its chunks; each is verified against its name."""
         replay.load_ring_state(saved["ring"])
         for index, name in enumerate(saved["chunks"]):
             replay.load_chunk(index, self._read(name))
@@ -79,8 +85,8 @@ class ReplayStore:
             content = read_archive(path)
         except FileNotFoundError:
             raise CheckpointError(
-                f"this checkpoint's replay is not in {self._folder} (it is kept for 'last' and"
-                f" 'best' alone); {_WITHOUT}"
+                f"the replay of this checkpoint is not in {self._folder} (only those of 'last' and"
+                f" 'best' are kept); {_WITHOUT}"
             ) from None
         except ArchiveError as error:
             raise CheckpointError(f"{path} {error}; {_WITHOUT}") from None
@@ -94,8 +100,8 @@ class ReplayStore:
         return self._folder / f"{name}{_SUFFIX}"
 
     def prune(self, *, is_best: bool, best: Path) -> None:
-        """Delete chunks named neither by what was just saved nor by the best checkpoint."""
-        for leftover in self._folder.glob(".*.tmp"):  # of a process that was killed
+        """Delete chunks that neither the last saved nor the best checkpoint uses."""
+        for leftover in self._folder.glob(".*.tmp"):  # left by a process that was killed
             leftover.unlink()
         if is_best:
             self._best = set(self._names)
@@ -106,7 +112,7 @@ class ReplayStore:
                 try:
                     state = load_checkpoint(best)
                 except CheckpointError as error:
-                    warnings.warn(f"no replay file is deleted any more: {error}", stacklevel=2)
+                    warnings.warn(f"replay files are no longer deleted: {error}", stacklevel=2)
                     return
                 self._best = set(state["training"]["extra"]["replay"]["chunks"])
         kept = self._best | set(self._names)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rl_training.errors import ConfigError, Paused
-from rl_training.logging import MetricLogger
+from rl_training.logging import MetricLogger, current_name
 from rl_training.runs import record_inexactness
 from rl_training.runtime.callbacks import (
     Callback,
@@ -18,14 +21,20 @@ from rl_training.runtime.callbacks import (
     CheckpointSaved,
     EvaluationCallback,
     EvaluationEnd,
+    FunctionCallback,
     IterationEnd,
-    ProgressCallback,
+    RolloutEnd,
+    StepEnd,
     TrainingEnd,
+    UpdateEnd,
+    overrides,
+    returned_false,
 )
-from rl_training.runtime.experience import Timed
+from rl_training.runtime.console import ProgressCallback
+from rl_training.runtime.experience import Collected, Timed, WatchedSource
+from rl_training.types import Array, Obs, VectorStep
 
 if TYPE_CHECKING:
-    from rl_training.config import TrainConfig
     from rl_training.eval import EvalResult
     from rl_training.runtime.trainer import Trainer
 
@@ -47,15 +56,23 @@ class Reporter:
     """
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = _with_standard(trainer.config, callbacks)
+        self.callbacks = _with_standard(trainer, callbacks)
+        self._watching: dict[str, list[Callback]] = {event: [] for event in _OPTIONAL}
+        """The callbacks that override the events which most callbacks do not."""
+        self._current_step = 0
+        self._collected: list[Collected] = []
         self.metrics: dict[str, float] = {}
         """The last value of every metric."""
+        self.earlier_seconds = 0.0
+        """Seconds that the run had trained before it was resumed."""
         # Weak: a trainer, and with it a replay, is freed at once when its last user drops it.
         self._trainer_ref = weakref.ref(trainer)
         self._logger: MetricLogger | None = None
         self._log_offset: int | None = None
         self._unfinished: _Report | None = None
         self._write: Callable[[Mapping[str, float]], None] = self._log
+        if trainer.config.log_info:
+            _watched(trainer, "log_info").watch_info(trainer.config.log_info)
 
     @property
     def _trainer(self) -> Trainer:
@@ -71,6 +88,9 @@ class Reporter:
     def start(self) -> float:
         """Open the log, cut back to where a resumed run was; return seconds trained before."""
         trainer = self._trainer
+        if trainer.folder is None:
+            self.earlier_seconds = self.metrics.get("time/elapsed", 0.0)
+            return self.earlier_seconds
         resumed = self._log_offset is not None
         self._logger = MetricLogger(
             trainer.config,
@@ -78,17 +98,90 @@ class Reporter:
             resume_at=self._log_offset,
             purge_step=trainer.global_step + 1 if resumed else None,
         )
-        return self._logger.jsonl.elapsed
+        self.earlier_seconds = self._logger.jsonl.elapsed
+        return self.earlier_seconds
 
     def notify_start(self) -> None:
         """Notify the callbacks that training starts."""
+        trainer = self._trainer
+        self._watching = {
+            event: [callback for callback in self.callbacks if overrides(callback, event)]
+            for event in _OPTIONAL
+        }
+        self._current_step = trainer.current_step()
+        if self._watching["on_step"]:
+            _watched(trainer, "on_step").watch_steps(self._notify_step)
+        elif isinstance(trainer.source, WatchedSource):
+            trainer.source.watch_steps(None)  # what trained before may have watched
         for callback in self.callbacks:
-            callback.on_start(self._trainer)
+            callback.on_start(trainer)
+
+    def _notify_step(
+        self, obs: Obs, actions: Array, taken: VectorStep, infos: Callable[[], list[dict[str, Any]]]
+    ) -> None:
+        self._current_step += int(np.count_nonzero(taken.valid))
+        event = StepEnd(
+            self._current_step,
+            obs,
+            actions,
+            taken.final_obs,
+            taken.reward,
+            taken.terminated,
+            taken.truncated,
+            taken.valid,
+            infos,
+        )
+        for callback in self._watching["on_step"]:
+            self._stop_if_false(callback, "on_step", callback.on_step(self._trainer, event))
+
+    def notify_rollout(self, step: int, collected: Collected, *, complete: bool = True) -> None:
+        """Notify the callbacks that experience was collected, at ``step``.
+
+        A rollout that is not complete, because of a pause, is reported with the rest of it. Where
+        nothing was collected, since it was before a pause, there is nothing to report.
+        """
+        if not self._watching["on_rollout"] or not collected.vector_steps:
+            return
+        self._collected.append(collected)
+        if not complete:
+            return
+        parts, self._collected = self._collected, []
+        episodes = tuple(episode for part in parts for episode in part.episodes)
+        event = RolloutEnd(step, sum(part.steps for part in parts), episodes)
+        for callback in self._watching["on_rollout"]:
+            self._stop_if_false(callback, "on_rollout", callback.on_rollout(self._trainer, event))
+
+    def notify_update(
+        self, step: int, updates: int, read_metrics: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Notify the callbacks that ``updates`` gradient steps were taken, at ``step``.
+
+        ``read_metrics`` is called where a callback reads the metrics.
+        """
+        if not self._watching["on_update"] or not updates:
+            return
+        event = UpdateEnd(step, updates, read_metrics)
+        for callback in self._watching["on_update"]:
+            self._stop_if_false(callback, "on_update", callback.on_update(self._trainer, event))
+
+    def _stop_if_false(self, callback: Callback, event: str, result: object) -> None:
+        if returned_false(result):
+            name = callback if isinstance(callback, FunctionCallback) else type(callback).__name__
+            self._trainer.request_stop(f"{event} of {name} returned False")
 
     def notify_pause(self) -> None:
         """Notify the callbacks that a checkpoint is overdue."""
         for callback in self.callbacks:
             callback.on_pause(self._trainer)
+
+    def notify_progress(self, step: int) -> None:
+        """Notify the callbacks that override ``on_progress`` that training is at ``step``.
+
+        For displays, a few times a second at most: nothing that is computed or logged depends on
+        it.
+        """
+        for callback in self._watching["on_progress"]:
+            callback.on_progress(self._trainer, step)
 
     def notify_end(self, end: TrainingEnd) -> TrainingEnd:
         """Notify the callbacks of the end; return it as interrupted where one of them paused."""
@@ -101,6 +194,7 @@ class Reporter:
 
     def report(self, event: IterationEnd) -> None:
         """Log an iteration and notify the callbacks."""
+        self._current_step = event.step
         self.metrics.update(event.metrics)
         interval = self._trainer.config.log_interval_steps
         if event.crossed(interval) or event.step >= self._trainer.total:
@@ -117,18 +211,22 @@ class Reporter:
         self._unfinished = report
         for name, callback in self.named_callbacks():
             if name not in report.notified:
-                callback.on_iteration(self._trainer, report.event)
+                result = callback.on_iteration(self._trainer, report.event)
+                self._stop_if_false(callback, "on_iteration", result)
                 report.notified.append(name)
         self._unfinished = None
 
-    def record_evaluation(self, result: EvalResult) -> None:
-        """Log an evaluation and notify the callbacks."""
-        metrics = result.metrics()
+    def record_evaluation(
+        self, result: EvalResult, info_means: Mapping[str, float] | None = None
+    ) -> None:
+        """Log an evaluation, with the means of ``log_info``, and notify the callbacks."""
+        metrics = {**result.metrics(), **(info_means or {})}
         self.metrics.update(metrics)
         self._write(metrics)
+        event = EvaluationEnd(self._trainer.global_step, result, metrics)
         for callback in self.callbacks:
-            event = EvaluationEnd(self._trainer.global_step, result)
-            callback.on_evaluation(self._trainer, event)
+            answer = callback.on_evaluation(self._trainer, event)
+            self._stop_if_false(callback, "on_evaluation", answer)
 
     def checkpoint_saved(self, path: Path, seconds: float) -> None:
         """Notify the callbacks that a checkpoint is on disk, which took ``seconds`` to write."""
@@ -146,7 +244,13 @@ class Reporter:
         """Log one number at the current step."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a metric must have a name; got {name!r}")
-        metrics = {name: float(value)}
+        try:
+            metrics = {name: float(value)}
+        except (TypeError, ValueError):
+            raise ConfigError(f"the metric {name!r} must be a number; got {value!r}") from None
+        if not np.isfinite(metrics[name]):
+            warnings.warn(f"{name} is {value} and is not logged", stacklevel=3)
+            return
         self.metrics.update(metrics)
         self._write(metrics)
 
@@ -216,15 +320,40 @@ class Reporter:
         self, metrics: Mapping[str, Any], callbacks: Mapping[str, Any], log_offset: int | None
     ) -> None:
         """Restore metrics, the states of callbacks and the place in the log."""
-        self.metrics = {str(name): float(value) for name, value in metrics.items()}
+        self.metrics = {current_name(str(name)): float(value) for name, value in metrics.items()}
         self._log_offset = log_offset
         for name, callback in self.named_callbacks():
             if name in callbacks:
                 callback.load_state_dict(callbacks[name])
 
 
-def _with_standard(config: TrainConfig[Any], callbacks: Sequence[Callback]) -> list[Callback]:
+_OPTIONAL = ("on_step", "on_rollout", "on_update", "on_progress")
+"""Events that may come often: callbacks that do not override them are not called."""
+
+
+def _watched(trainer: Trainer, what: str) -> WatchedSource:
+    if not isinstance(trainer.source, WatchedSource):
+        raise ConfigError(
+            f"{what} needs environments of this process; {type(trainer.source).__name__} has no"
+            " steps or infos to watch (no watch_steps and watch_info)"
+        )
+    return trainer.source
+
+
+def mean_losses(sums: Mapping[str, Any]) -> dict[str, float]:
+    """Return the means of a replay learner's ``metric_sums``, by the names they are logged under.
+
+    They are transferred from the device, and the sums stay as they are.
+    """
+    if sums["sums"] is None or not sums["updates"]:
+        return {}
+    means = (sums["sums"] / sums["updates"]).tolist()
+    return {f"losses/{name}": value for name, value in zip(sums["names"], means, strict=True)}
+
+
+def _with_standard(trainer: Trainer, callbacks: Sequence[Callback]) -> list[Callback]:
     """The user's callbacks between evaluation, whose results they see, and the checkpoint."""
+    config = trainer.config
     result: list[Callback] = [ProgressCallback()] if config.progress else []
     own_evaluation = any(isinstance(c, EvaluationCallback) for c in callbacks)
     own_checkpoint = [c for c in callbacks if isinstance(c, CheckpointCallback)]
@@ -237,6 +366,10 @@ def _with_standard(config: TrainConfig[Any], callbacks: Sequence[Callback]) -> l
             )
         )
     result += [c for c in callbacks if not isinstance(c, CheckpointCallback)]
+    if trainer.folder is None:
+        if own_checkpoint:
+            raise ConfigError("a CheckpointCallback needs a run folder: run_dir=None has none")
+        return result
     result += own_checkpoint or [
         CheckpointCallback(config.checkpoint_interval, config.keep_checkpoints)
     ]

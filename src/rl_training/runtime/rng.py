@@ -1,4 +1,4 @@
-"""The global random generators, saved and restored with a run."""
+"""State of the global random generators of Python, NumPy and torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def global_rng_state(device: torch.device) -> dict[str, Any]:
-    """What a user's environment or encoder may draw from; nothing here does."""
+    """Return the states of the global generators, which a user's code may use."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     state: dict[str, Any] = {
@@ -19,13 +19,13 @@ def global_rng_state(device: torch.device) -> dict[str, Any]:
         "numpy": [name, np.asarray(keys), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
     }
-    if device.type == "cuda":  # asking would otherwise set every GPU up
+    if device.type == "cuda":  # otherwise this would initialise every GPU
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
 def check_global_rng_state(state: Mapping[str, Any]) -> None:
-    """Raise where a state cannot be restored; the generators stay as they are."""
+    """Raise an error if a state cannot be restored; the generators are not changed."""
     before = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()  # noqa: NPY002
     try:
         set_global_rng_state({key: value for key, value in state.items() if key != "cuda"})
@@ -40,7 +40,7 @@ def set_global_rng_state(state: Mapping[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy(), *rest))  # noqa: NPY002
+    np.random.set_state((name, np.asarray(keys), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

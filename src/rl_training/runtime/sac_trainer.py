@@ -7,7 +7,8 @@ import torch
 from rl_training.algorithms.sac import SAC, SACConfig, SACModel
 from rl_training.config import TrainConfig
 from rl_training.models.action_heads import SquashedGaussianHead
-from rl_training.runtime.continuous import build_networks, eval_actor, exploring_actor
+from rl_training.models.building import build_actor_critics
+from rl_training.runtime.continuous import eval_actor, exploring_actor
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec
@@ -21,7 +22,7 @@ def build_sac(
     """SAC and its networks, at the start of the config's random streams."""
     knobs = config.algo_kwargs
     head = SquashedGaussianHead(action_spec.shape)
-    model = SACModel(build_networks(config, obs_spec, action_spec, head), knobs).to(device)
+    model = SACModel(build_actor_critics(config, obs_spec, action_spec, head), knobs).to(device)
     generator = torch_stream(config.seed, "replay")
     return SAC(model, knobs, generator=generator, acceleration=config.acceleration)
 

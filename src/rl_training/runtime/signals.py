@@ -1,4 +1,4 @@
-"""Signals that end a run: noted when they come, obeyed between two steps."""
+"""Signals that stop a run: recorded when they arrive, handled between two steps."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from types import FrameType
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
+def stop_message(name: str) -> str:
+    """Return the line that is printed when the signal ``name`` arrives."""
+    return f"{name}: saving a checkpoint, then stopping (again: stop at once)"
+
+
 class StopSignals:
-    """The first SIGINT, SIGTERM or SIGHUP is noted; a second one raises KeyboardInterrupt."""
+    """Records the first SIGINT, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.received: str | None = None
-        """Name of the signal that came, if any."""
+        """Name of the signal that arrived, if any."""
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Note signals within this context; in another thread than the main one do nothing."""
+        """Record signals within this context; does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-        # What is ignored stays ignored: nohup does that with SIGHUP.
+        # Ignored signals stay ignored, such as SIGHUP under nohup.
         previous = {n: h for n in numbers if (h := signal.getsignal(n)) is not signal.SIG_IGN}
         for number in previous:
             signal.signal(number, self._handle)
@@ -42,6 +47,5 @@ class StopSignals:
         if self.received is not None:
             raise KeyboardInterrupt(f"{name} after {self.received}")
         self.received = name
-        text = f"\n{name}: saving a checkpoint, then stopping (again: stop at once)\n"
-        with contextlib.suppress(OSError):  # nobody may be reading
-            os.write(2, text.encode())  # a buffered write may be under way
+        with contextlib.suppress(OSError):  # standard error may be closed
+            os.write(2, f"\n{stop_message(name)}\n".encode())  # a buffered write may be interrupted

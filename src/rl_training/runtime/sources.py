@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,10 +15,10 @@ from rl_training._internal.tree import tree_map, tree_stack
 from rl_training.envs import Adapter, HalvedAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.actors import Actor
-from rl_training.runtime.experience import Buffer, Collected, Timed
+from rl_training.runtime.episode_info import WINDOW, EpisodeInfo
+from rl_training.runtime.experience import Buffer, Collected, OnStep, Timed
 from rl_training.types import Array, EnvInfo, Episode, Obs, Progress, StopRequest, VectorStep, never
 
-_WINDOW = 100
 Taken: TypeAlias = tuple[Array, Mapping[str, Any], VectorStep]
 """Actions, what the actor recorded with them, and the step that they led to."""
 
@@ -33,12 +34,31 @@ class LocalSource:
         self.reward_normalizer = reward_normalizer
         self.info = env_info(env)
         self.obs: Obs | None = None
-        self.recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         """Return and length of the last hundred episodes."""
         self.policy_version = 0
         self._act = actor.act
         self._step: Callable[[Array], VectorStep] = env.step
         self._timed: Timed | None = None
+        self._on_step: OnStep | None = None
+        self._episode_info: EpisodeInfo | None = None
+
+    def watch_steps(self, on_step: OnStep | None) -> None:
+        """Call ``on_step(obs, actions, step, infos)`` for every step; None: no longer."""
+        self._on_step = on_step
+
+    def watch_info(self, keys: Sequence[str]) -> None:
+        """Average the values of ``keys`` in the info of each episode's last step."""
+        if self._episode_info is not None and self._episode_info.keys == tuple(keys):
+            return
+        self._episode_info = info = EpisodeInfo(keys)
+        for first, env in _vectors(self.env):
+            env.watch_episodes(functools.partial(_add_info, info, first))
+
+    def _infos_reader(self) -> Callable[[], list[dict[str, Any]]]:
+        """Return a function that returns the infos of the last step until now."""
+        readers = [env.infos_reader() for _, env in _vectors(self.env)]
+        return lambda: [info for read in readers for info in read()]
 
     @property
     def episode_lengths(self) -> Array:
@@ -75,6 +95,9 @@ class LocalSource:
                 reward = self.reward_normalizer(step.reward, done, step.valid)
                 step = step._replace(reward=reward)
             add(obs, action, record, step)
+            if self._on_step is not None:
+                received = self.env.action_spec.to_env(action)
+                self._on_step(obs, received, taken, self._infos_reader())
             obs = step.obs
         self.obs = obs
         self.recent.extend((episode.ret, episode.length) for episode in episodes)
@@ -102,9 +125,11 @@ class LocalSource:
         if not self.recent:
             return {}
         returns, lengths = zip(*self.recent, strict=True)
+        info = self._episode_info.means("rollout") if self._episode_info is not None else {}
         return {
             "rollout/return_mean": float(np.mean(returns)),
             "rollout/length_mean": float(np.mean(lengths)),
+            **info,
         }
 
     def measure(self, timed: Timed) -> None:
@@ -115,6 +140,7 @@ class LocalSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of actor, environments, normaliser and episode statistics."""
+        info = self._episode_info
         return {
             "actor": self.actor.state_dict(),
             "obs": self.obs,
@@ -123,6 +149,7 @@ class LocalSource:
             "reward_normalizer": (
                 self.reward_normalizer.state_dict() if self.reward_normalizer else None
             ),
+            **({"episode_info": info.state_dict()} if info is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -130,6 +157,8 @@ class LocalSource:
         self.actor.load_state_dict(state["actor"])
         self.recent.clear()
         self.recent.extend((float(ret), int(length)) for ret, length in state["recent"])
+        if self._episode_info is not None:
+            self._episode_info.load_state_dict(state.get("episode_info", {}))
         if self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(_as_arrays(state["reward_normalizer"]))
         if state["obs"] is None:
@@ -216,6 +245,17 @@ def local_source(
     if isinstance(env, HalvedAdapter):
         return OverlappedSource(env, actor, reward_normalizer)
     return LocalSource(env, actor, reward_normalizer)
+
+
+def _vectors(env: Adapter) -> list[tuple[int, VectorAdapter]]:
+    """The vectors that an adapter steps, each with the index of its first environment."""
+    if isinstance(env, VectorAdapter):
+        return [(0, env)]
+    return [(rows.start, half) for half, rows in zip(env.halves, env.rows, strict=True)]
+
+
+def _add_info(info: EpisodeInfo, first: int, env: int, values: Mapping[str, Any]) -> None:
+    info.add(first + env, values)
 
 
 def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

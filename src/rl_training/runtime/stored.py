@@ -1,4 +1,4 @@
-"""A checkpoint's content, checked before anything is built from it."""
+"""Read the content of a checkpoint, and check it before anything is built from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EXPLAINED = (UserError, EnvironmentFailure, WorkerError, NonFiniteError, Storag
 
 
 def load_state(path: Path, *, trust: Trust = False) -> dict[str, Any]:
-    """Read all that makes a policy; ``trust`` says which modules it may name."""
+    """Read a checkpoint's state; ``trust`` lists the modules that its config may name."""
     stored = read_checkpoint(path)
     state = stored.state
     _require_policy(path, state)
@@ -42,17 +42,17 @@ def load_state(path: Path, *, trust: Trust = False) -> dict[str, Any]:
 
 
 def _upgrade(state: dict[str, Any]) -> None:
-    """Bring the state of an earlier version into today's layout."""
+    """Convert the state of an earlier version to the current layout."""
     training = state.get("training")
     if not isinstance(training, dict) or "source" in training:
         return
     collector = training.pop("collector", None)
-    if isinstance(collector, dict):  # else it is refused where it is read
+    if isinstance(collector, dict):  # other types are refused when they are read
         training["source"] = {"actor": training.pop("actor", None), **collector}
 
 
 def load_model_weights(path: Path) -> dict[str, Any]:
-    """Read a policy's content for its weights alone: nothing that it names is imported."""
+    """Read a checkpoint's state to use only its weights: nothing that it names is imported."""
     state = read_checkpoint(path).state
     _require_policy(path, state)
     return state
@@ -60,12 +60,12 @@ def load_model_weights(path: Path) -> dict[str, Any]:
 
 def _require_policy(path: Path, state: dict[str, Any]) -> None:
     if missing := _POLICY - set(state):
-        raise CheckpointError(f"{path} holds no policy: it lacks {', '.join(sorted(missing))}")
+        raise CheckpointError(f"{path} contains no policy: it lacks {', '.join(sorted(missing))}")
     if type(state["custom_env"]) is not bool:
-        raise CheckpointError(f"{path} holds no policy: its 'custom_env' is not true or false")
+        raise CheckpointError(f"{path} contains no policy: its 'custom_env' is not true or false")
     algorithm = state["algorithm"]
     if not isinstance(algorithm, dict) or not isinstance(algorithm.get("model"), dict):
-        raise CheckpointError(f"{path} holds no policy: it lacks the weights (algorithm.model)")
+        raise CheckpointError(f"{path} contains no policy: it lacks the weights (algorithm.model)")
     _refuse_nan(path, algorithm, "algorithm")
 
 
@@ -79,12 +79,12 @@ def _refuse_nan(path: Path, value: Any, name: str) -> None:
 
 
 def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
-    """The config a checkpoint was written with."""
+    """Return the config of a checkpoint."""
     config = state["config"]
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
         raise CheckpointError("the checkpoint's config is not a mapping of settings")
     try:
-        with warnings.catch_warnings():  # its old names of settings were written by this package
+        with warnings.catch_warnings():  # no warnings about old names of settings
             warnings.simplefilter("ignore", FutureWarning)
             return config_from_mapping(config)
     except ConfigError as error:
@@ -93,7 +93,7 @@ def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
 
 @contextlib.contextmanager
 def malformed_state(where: object) -> Iterator[None]:
-    """Raise `CheckpointError` in one line where a state does not have the form it should have."""
+    """Raise a one-line `CheckpointError` if a state does not have the expected form."""
     try:
         yield
     except _EXPLAINED:
@@ -107,10 +107,10 @@ def malformed_state(where: object) -> Iterator[None]:
 
 
 def require_plausible_sizes(config: TrainConfig[Any], state: Mapping[str, Any]) -> None:
-    """Refuse sizes that the saved weights contradict, before memory is taken for them.
+    """Raise CheckpointError if the config has larger networks than the file has weights.
 
-    A layer of n units has at least n weights, and two layers in a row have n m: a file is at least
-    as large as the networks that it describes.
+    This is checked before memory is allocated. A layer of n units has at least n weights, and two
+    consecutive layers have at least n m.
     """
     held = sum(
         value.numel()
@@ -119,19 +119,22 @@ def require_plausible_sizes(config: TrainConfig[Any], state: Mapping[str, Any]) 
     )
     obs, action = ObsSpec.from_plain(state["obs_spec"]), ActionSpec.from_plain(state["action_spec"])
     sizes = {"action_spec": max(action.size, *action.nvec, 0)}
-    if getattr(config.algo_kwargs, "encoder", None) is None:
+    settings = config.algo_kwargs
+    is_own = any(getattr(settings, name, None) is not None for name in ("encoder", "network"))
+    if not is_own:  # a network of the user's own may have fewer weights than its input
         # Convolutions have fewer weights than an image has pixels.
         for key, leaf in obs.encoded.items():
             sizes[f"obs_spec {key!r}"] = leaf.size // (64 if leaf.is_image else 1)
-    for name, size in {**sizes, **dict(_layer_sizes(config.algo_kwargs, obs.has_images))}.items():
+    has_cnn = obs.has_images and not is_own
+    for name, size in {**sizes, **dict(_layer_sizes(settings, has_cnn))}.items():
         if size > held:
             raise CheckpointError(
-                f"the checkpoint describes {name} = {size:,}, but it holds {held:,} weights"
+                f"the checkpoint describes {name} = {size:,}, but it contains {held:,} weights"
             )
 
 
 def _layer_sizes(knobs: Any, has_images: bool) -> Iterator[tuple[str, int]]:
-    """Numbers of weights that the knobs imply at least."""
+    """Yield settings and the least number of weights that each implies."""
     for name in (field.name for field in dataclasses.fields(knobs)):
         value = getattr(knobs, name)
         if name.endswith("_sizes"):
@@ -148,7 +151,10 @@ _LARGE_BATCH = 1 << 20
 
 
 def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any]) -> None:
-    """Refuse numbers that the saved training state contradicts, before memory is taken for them."""
+    """Raise CheckpointError if the config contradicts the saved training state.
+
+    This is checked before memory is allocated.
+    """
     knobs, counters = config.algo_kwargs, training["counters"]
     obs = training["source"].get("obs")
     for leaf in [] if obs is None else tree_leaves(obs):
@@ -166,4 +172,6 @@ def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any])
 
 
 def _contradicted(name: str, value: int, held: str) -> CheckpointError:
-    return CheckpointError(f"the checkpoint's config has {name} = {value:,}, but it holds {held}")
+    return CheckpointError(
+        f"the checkpoint's config has {name} = {value:,}, but its state has {held}"
+    )

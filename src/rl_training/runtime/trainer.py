@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from rl_training.errors import NonFiniteError, Paused, StorageError
+from rl_training.errors import (
+    EnvironmentFailure,
+    NonFiniteError,
+    Paused,
+    StorageError,
+    UserError,
+    WorkerError,
+)
 from rl_training.runs import (
     RunLock,
     is_storage_error,
@@ -48,19 +55,31 @@ if TYPE_CHECKING:
     from rl_training.envs import VectorAdapter
     from rl_training.runtime.spec import AlgorithmSpec
 
+_SECONDS_BETWEEN_DISPLAYS = 0.25
+_OF_ENVIRONMENTS = (EnvironmentFailure, WorkerError, NonFiniteError)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What a run left behind."""
+    """The result of a run."""
 
-    run_dir: Path
-    checkpoint_path: Path
-    """The last checkpoint."""
+    folder: Path | None
+    """The run folder; None for a run that was kept in memory."""
     metrics: dict[str, float]
     """The last value of every metric, the last evaluation's and ``global_step`` included."""
     stop_reason: str
     interrupted: bool = False
     """Stopped by a signal: resume it."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder; raises `UserError` for a run that was kept in memory."""
+        return _require_folder(self.folder)
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """The last checkpoint."""
+        return self.run_dir / "checkpoints" / "last.pt"
 
 
 @dataclasses.dataclass
@@ -77,7 +96,8 @@ class Setup:
     """Whether environments are made by a function of the user's."""
     device: torch.device
     threads: int
-    run_dir: Path
+    folder: Path | None = None
+    """The run folder; None: nothing is written."""
     lock: RunLock | None = None
 
 
@@ -100,7 +120,8 @@ class Trainer(ABC):
         self.custom_env = setup.custom_env
         self.device = setup.device
         self.threads = setup.threads
-        self.run_dir = setup.run_dir
+        self.folder = setup.folder
+        """The run folder; None: the run is kept in memory and nothing is written."""
         self.total = self.round_up(setup.config.total_timesteps)
         self.horizon = self.total
         """The total that schedules are evaluated over."""
@@ -111,11 +132,24 @@ class Trainer(ABC):
         """Of a resumed run: from which checkpoint and how, for its lineage."""
         self.pause_at = math.inf
         """Time (of `time.monotonic`) from which a checkpoint is overdue."""
+        self.activity = ""
+        """What the run is doing besides collecting and learning, for displays: "evaluating"."""
+        self._show_at = 0.0
         self._learn: Callable[..., int] = setup.learner.learn
         self._signals = StopSignals()
         self._stop_reason: str | None = None
         self._rng: Mapping[str, Any] | None = None
         self._lock = setup.lock
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder; raises `UserError` where the run is kept in memory."""
+        return _require_folder(self.folder)
+
+    @property
+    def stop_signal(self) -> str | None:
+        """The name of the signal that stops the run, once it arrived."""
+        return self._signals.received
 
     @property
     def algorithm(self) -> Any:
@@ -158,21 +192,45 @@ class Trainer(ABC):
             self._stop_reason = reason
 
     def pauses(self) -> bool:
-        """Return whether an iteration must pause now: on a signal, or for an overdue checkpoint."""
-        return self._signals.received is not None or time.monotonic() >= self.pause_at
+        """Return whether an iteration must pause now: on a signal, or for an overdue checkpoint.
+
+        Called between two steps and two updates, where it also refreshes displays.
+        """
+        now = time.monotonic()
+        self._refresh_displays(now)
+        return self._signals.received is not None or now >= self.pause_at
+
+    def _refresh_displays(self, now: float) -> None:
+        if now >= self._show_at:
+            self._show_at = now + _SECONDS_BETWEEN_DISPLAYS
+            self.reporter.notify_progress(self.current_step())
+
+    def current_step(self) -> int:
+        """Return the global step within the current iteration, for displays."""
+        return self.global_step
 
     def stops_work(self) -> bool:
         """Return whether work that a resume repeats must stop, because a signal arrived.
 
         A checkpoint that is overdue is written at once, with the state from before that work.
         """
-        if time.monotonic() >= self.pause_at:
+        now = time.monotonic()
+        self._refresh_displays(now)
+        if now >= self.pause_at:
             self._save_overdue()
         return self._signals.received is not None
 
     def _save_overdue(self) -> None:
         self.pause_at = math.inf  # a checkpoint callback sets it again
         self.reporter.notify_pause()
+
+    def save_before_failure(self) -> None:
+        """Write a checkpoint of the training so far: what follows it in a report has failed.
+
+        A resume repeats the rest of the report.
+        """
+        with contextlib.suppress(Exception):  # the failure itself is what the user must see
+            self._save_overdue()
 
     def train(self) -> TrainResult:
         """Run to the end, from wherever the trainer is."""
@@ -186,11 +244,17 @@ class Trainer(ABC):
                 self._write_summary(*_how_it_ended(error))
             with contextlib.suppress(Exception):  # nor must what then fails to close
                 self.close()
+            if self.folder is not None and isinstance(error, _OF_ENVIRONMENTS):
+                first, newline, traceback = str(error).partition("\n")
+                error.args = (f"{first} (run folder: {self.folder}){newline}{traceback}",)
             if isinstance(error, StorageError) or is_storage_error(error):
                 raise StorageError(f"{_one_line(error)}; {self._last_checkpoint()}") from error
             raise
         try:
-            self.close()
+            if self.folder is None:  # it may be trained further
+                self.reporter.close()
+            else:
+                self.close()
         except Exception as error:  # noqa: BLE001 - the run is complete and saved
             warnings.warn(
                 f"the run is complete, but closing it failed ({_one_line(error)})", stacklevel=2
@@ -199,7 +263,7 @@ class Trainer(ABC):
 
     def _train(self) -> TrainResult:
         seconds_before = self.reporter.start()
-        if self.resumed is not None:
+        if self.resumed is not None and self.folder is not None:
             record_resume(self.run_dir, **self.resumed)
         self._restore_rng()
         self.source.publish(self.learner.module, self.policy_version())
@@ -209,11 +273,12 @@ class Trainer(ABC):
         reason = self._stop_reason or self._signals.received or "total_timesteps reached"
         interrupted = self._signals.received is not None and self.global_step < self.total
         end = self.reporter.notify_end(TrainingEnd(self.global_step, reason, interrupted))
+        if self.folder is None:
+            self._rng = global_rng_state(self.device)
         self._write_summary("interrupted" if end.interrupted else "finished", reason)
         return TrainResult(
-            run_dir=self.run_dir,
-            checkpoint_path=self.run_dir / "checkpoints" / "last.pt",
-            metrics={**self.metrics, "global_step": self.global_step},
+            folder=self.folder,
+            metrics={**self.metrics, "global_step": self.current_step()},
             stop_reason=reason,
             interrupted=end.interrupted,
         )
@@ -260,7 +325,9 @@ class Trainer(ABC):
             stack.callback(self.reporter.close)
 
     def _write_summary(self, status: str, reason: str) -> None:
-        path = self.run_dir / "summary.json"
+        if self.folder is None:
+            return
+        path = self.folder / "summary.json"
         summary = {
             "format": 1,
             "status": status,
@@ -276,7 +343,35 @@ class Trainer(ABC):
         path = self.run_dir / "checkpoints" / "last.pt"
         return f"the last checkpoint is {path}" if path.is_file() else "there is no checkpoint yet"
 
+    def move_end(self, total: int) -> None:
+        """Train up to ``total`` steps, even if a callback had requested a stop."""
+        self.total = total
+        self._stop_reason = None
+
+    def prepare_more(self, callbacks: Sequence[Callback]) -> None:
+        """Let a run that was kept in memory be trained again, from where it ended.
+
+        Callbacks keep their states by name, and the global generators theirs, as on a resume.
+        """
+        before, self.reporter = self.reporter, Reporter(self, callbacks)
+        self.reporter.load_state(before.metrics, before.callback_states(), None)
+        if (report := before.unfinished_state()) is not None:
+            self.reporter.load_unfinished_state(report)
+        if self._signals.received is None:
+            self._stop_reason = None
+        self._signals = StopSignals()
+
     # -- state ---------------------------------------------------------------------------------
+
+    def policy_state(self) -> dict[str, Any]:
+        """Return what makes the policy: config, spaces and the learner's state."""
+        return {
+            "config": self.config.to_dict(),
+            "custom_env": self.custom_env,
+            "obs_spec": self.source.info.obs_spec.to_plain(),
+            "action_spec": self.source.info.action_spec.to_plain(),
+            "algorithm": self.learner_state(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the whole run, what a checkpoint holds; no file is written.
@@ -284,11 +379,7 @@ class Trainer(ABC):
         The state may name files that `commit_files` writes.
         """
         return {
-            "config": self.config.to_dict(),
-            "custom_env": self.custom_env,
-            "obs_spec": self.source.info.obs_spec.to_plain(),
-            "action_spec": self.source.info.action_spec.to_plain(),
-            "algorithm": self.learner_state(),
+            **self.policy_state(),
             "training": {
                 "source": self.source.state_dict(),
                 "extra": self.extra_state(),
@@ -387,6 +478,12 @@ class Trainer(ABC):
             set_global_rng_state(self._rng)
 
 
+def _require_folder(folder: Path | None) -> Path:
+    if folder is None:
+        raise UserError("this run is kept in memory (run_dir=None): it has no folder and no files")
+    return folder
+
+
 def _whole(counters: Mapping[str, Any], name: str) -> int:
     value = counters[name]
     if type(value) is not int or not 0 <= value < 2**62:
@@ -410,5 +507,5 @@ def _check_finite(metrics: Mapping[str, float], step: int) -> None:
         if not np.isfinite(value):
             raise NonFiniteError(
                 f"{name} is {value} at step {step}: training diverged. A lower learning rate or"
-                " normalised observations and rewards may help; the last checkpoint is intact"
+                " normalised observations and rewards may help. Checkpoints are from before it"
             )

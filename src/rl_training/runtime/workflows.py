@@ -1,4 +1,4 @@
-"""What one does with a checkpoint: evaluate it, resume it, predict with it."""
+"""Load a policy from a checkpoint, evaluate it, or resume training."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from rl_training.checkpointing import find_checkpoint
 from rl_training.envs import EnvFn
 from rl_training.errors import CheckpointError
 from rl_training.eval import EvalResult
-from rl_training.registry import get_spec
+from rl_training.registry import find_entry, get_spec
+from rl_training.runtime.assembly import build_algorithm
 from rl_training.runtime.callbacks import Callbacks
 from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
-from rl_training.runtime.setup import (
-    ExperimentManager,
-    Horizon,
-    Replay,
-    build_algorithm,
-)
+from rl_training.runtime.resuming import Horizon, Replay
+from rl_training.runtime.setup import ExperimentManager
 from rl_training.runtime.stored import (
     config_from_state,
     load_state,
@@ -31,7 +28,7 @@ from rl_training.types import ActionSpec, ObsSpec
 
 
 def policy_from_state(state: dict[str, Any], device: str | None = None) -> TrainedPolicy:
-    """A policy from a checkpoint's content."""
+    """Return the policy of a checkpoint's state."""
     config = config_from_state(state)
     with malformed_state("the policy"):
         obs_spec = ObsSpec.from_plain(state["obs_spec"])
@@ -51,7 +48,7 @@ def policy_from_state(state: dict[str, Any], device: str | None = None) -> Train
 def load_policy(
     checkpoint: str | Path, device: str | None = None, *, trust: Trust = False
 ) -> TrainedPolicy:
-    """A policy from a checkpoint or run folder; no environment is made."""
+    """Return the policy of a checkpoint or run folder, without creating an environment."""
     return policy_from_state(load_state(find_checkpoint(Path(checkpoint)), trust=trust), device)
 
 
@@ -65,15 +62,18 @@ def evaluate_checkpoint(
     env_fn: EnvFn | None = None,
     trust: Trust = False,
 ) -> EvalResult:
-    """Evaluate a checkpoint (or a run folder's last one) on fresh environments.
+    """Evaluate a checkpoint, or the last one of a run folder, on new environments.
 
-    ``trust`` says which modules it may name (True: any), where it was not written here by you.
+    ``trust`` lists the modules that its config may name (True: any); needed for checkpoints of
+    other people.
     """
     state = load_state(find_checkpoint(Path(checkpoint)), trust=trust)
     if state["custom_env"] and env_fn is None:
+        algo = state["config"]["algo"]
+        name = find_entry(algo).class_name_of(algo)
         raise CheckpointError(
-            f"{checkpoint} was trained on an environment given as env_fn; evaluate it from"
-            " Python: evaluate_checkpoint(path, env_fn=...)"
+            f"{checkpoint} was trained with env_fn: evaluate it in Python with"
+            f" {name}.load({str(checkpoint)!r}, env_fn=MyEnv).evaluate(20)"
         )
     policy = policy_from_state(state, device)
     return policy.evaluate(num_episodes, deterministic=deterministic, seed=seed, env_fn=env_fn)
