@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from rl_training import cli
+from rl_training._internal.coerce import hidden_fields
 from rl_training._internal.flags import parse_flags
 from rl_training.checkpointing import load_checkpoint
 from rl_training.config import (
@@ -31,8 +32,12 @@ from rl_training.config import (
     config_from_file,
     preset_names,
 )
+from rl_training.errors import ConfigError
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.tools.play import PlayArgs
+from rl_training.tools.presets import packaged_presets
+from rl_training.tools.training import TRAIN_GROUPS, EvalArgs, train_config
+from rl_training.tools.zoo.manifest import benchmark_names
 from rl_training.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,7 +140,7 @@ def environment(**extra: str) -> dict[str, str]:
 # -- the command itself ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
 def test_help_names_every_command(capsys: Captured, words: list[str]) -> None:
     assert call(*words) == 0
     text = capsys.readouterr().out
@@ -194,23 +199,30 @@ def test_a_closed_output_hides_no_mistake() -> None:
 )
 def test_a_switch_may_be_on_off_or_unset(words: list[str], value: bool | None) -> None:
     for args in ([*words, "--num-episodes", "2"], ["--num-episodes", "2", *words]):
-        parsed = parse_flags(cli.EvalArgs, ["--checkpoint", "x", *args], "eval")
+        parsed = parse_flags(EvalArgs, ["--checkpoint", "x", *args], "eval")
         assert (parsed.deterministic, parsed.num_episodes) == (value, 2)
-    with pytest.raises(SystemExit):
-        parse_flags(cli.EvalArgs, ["--checkpoint", "x", "--no-deterministic", "True"], "eval")
+    with pytest.raises(ConfigError, match="True"):
+        parse_flags(EvalArgs, ["--checkpoint", "x", "--no-deterministic", "True"], "eval")
     assert parse_flags(PlayArgs, [*words, "Pendulum-v1"], "play").env_id == "Pendulum-v1"
 
 
-def test_version_is_printed(capsys: Captured) -> None:
-    assert call("--version") == 0
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version_is_printed(capsys: Captured, word: str) -> None:
+    assert call(word) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_help_of_a_command_by_its_name(capsys: Captured) -> None:
+    assert call("help", "eval") == 0
+    assert capsys.readouterr().out.startswith("usage: rl-training eval RUN [flags]")
+    assert "unknown command 'evla'" in mistake(capsys, "help", "evla")
 
 
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("eval", ["--checkpoint", "--num-episodes", "--deterministic", "--seed", "--json"]),
-        ("resume", ["--checkpoint", "--total-timesteps", "--horizon", "--json"]),
+        ("eval", ["RUN", "--num-episodes", "--deterministic", "--seed", "--json"]),
+        ("resume", ["RUN", "--total-timesteps", "--horizon", "--json"]),
     ],
 )
 def test_eval_and_resume_list_their_flags(capsys: Captured, command: str, flags: list[str]) -> None:
@@ -223,44 +235,76 @@ def help_blocks(text: str) -> dict[str, str]:
     blocks: dict[str, str] = {}
     flag = ""
     for line in text.splitlines():
-        words = line.strip("│ ").split()
-        if words and words[0].startswith("--"):
-            flag = words[0].rstrip(",")
-            blocks[flag] = ""
+        start = re.match(r"  (--[\w.-]+|[A-Z]+)(?:,? \S+)*(?:  |$)", line)
+        if start:
+            flag = start.group(1)
+            blocks[flag] = line[start.end() :]
         elif flag:
-            blocks[flag] += "".join(words)
-    return blocks
+            blocks[flag] += line
+    return {name: "".join(block.split()) for name, block in blocks.items()}
 
 
 def field_docs(owner: type[Any]) -> dict[str, str]:
-    """The docstrings that stand under the fields of a dataclass."""
+    """The docstrings under the fields of a dataclass."""
     docs: dict[str, str] = {}
     fields = {field.name for field in dataclasses.fields(owner)}
-    for base in owner.__bases__:
+    for base in reversed(owner.__bases__):
         if dataclasses.is_dataclass(base):
             docs |= field_docs(base)
     body = ast.parse(inspect.getsource(owner)).body[0]
     assert isinstance(body, ast.ClassDef)
     for field, below in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if field.target.id in fields:  # and no ClassVar
             assert isinstance(below, ast.Expr), f"{field.target.id} has no docstring"
             assert isinstance(below.value, ast.Constant)
             docs[field.target.id] = str(below.value.value)
-    return {name: doc for name, doc in docs.items() if name in fields}
+    return docs
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_field_and_knob_is_a_flag_with_its_docstring(capsys: Captured, algo: str) -> None:
+def test_every_setting_is_a_flag_with_its_docstring(capsys: Captured, algo: str) -> None:
     assert call("train", "--algo", algo, "--help") == 0
-    blocks = help_blocks(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    blocks = help_blocks(text)
     expected = {f"--{name}": doc for name, doc in field_docs(TrainConfig).items()}
     del expected["--algo_kwargs"], expected["--atari"]
     expected |= {f"--atari.{name}": doc for name, doc in field_docs(AtariConfig).items()}
-    knobs = field_docs(algo_config_type(algo))
-    expected |= {f"--algo-kwargs.{name}": doc for name, doc in knobs.items()}
+    kind = algo_config_type(algo)
+    expected |= {f"--{name}": doc for name, doc in field_docs(kind).items()}
+    hidden = {f"--{name}" for name in hidden_fields(kind) | hidden_fields(TrainConfig)}
+    expected = {flag: doc for flag, doc in expected.items() if flag not in hidden}
     assert len(expected) > 40
+    assert not {flag.replace("_", "-") for flag in hidden} & blocks.keys()
     for flag, doc in expected.items():
         assert "".join(doc.split()) in blocks.get(flag.replace("_", "-"), "no such flag"), flag
+    assert f"hyperparameters of {ALGORITHMS[algo].class_name_of(algo)}:" in text
+
+
+def test_the_help_of_train_groups_every_setting() -> None:
+    grouped = [name for group in TRAIN_GROUPS for name in group.fields]
+    assert sorted(grouped) == sorted(field.name for field in dataclasses.fields(TrainConfig))
+
+
+def test_the_help_of_train_opens_with_examples(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert call("train", "--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "usage: rl-training train [PRESET | --config FILE] [flags]"
+    examples = [line for line in lines[1:8] if line.startswith("  rl-training train ")]
+    assert len(examples) == 4
+    assert max(map(len, lines)) <= 100
+    assert len(lines) < 180
+
+
+def test_the_help_shows_the_values_of_the_preset(capsys: Captured) -> None:
+    assert call("train", "ppo/cartpole", "--help") == 0
+    blocks = help_blocks(capsys.readouterr().out)
+    assert blocks["--gae-lambda"].endswith("(default:0.8)")
+    assert blocks["--total-timesteps"].endswith("(default:100000)")
 
 
 # -- train -----------------------------------------------------------------------------------------
@@ -279,14 +323,14 @@ def test_train_from_a_file(capsys: Captured, small: Path) -> None:
 
 
 def test_train_says_what_it_does_and_what_comes_next(capsys: Captured, small: Path) -> None:
-    assert call("train", "--config", small) == 0
+    assert call("train", "--config", small, "--progress") == 0
     captured = capsys.readouterr()
     (run,) = Path("runs").iterdir()
-    what = "ppo on probe/ConstantReward-v0: 256 steps, 2 environments (sync), cpu, 1 thread(s)"
-    assert captured.err == f"{what} -> {run}\n"
+    what = "PPO on probe/ConstantReward-v0, 2 environments, cpu, seed 5, 1 thread: 256 steps"
+    assert captured.err.splitlines()[0] == f"{what} -> {run}"
     lines = captured.out.splitlines()
     assert lines[0] == "total_timesteps reached at step 256"
-    assert lines[1] == "evaluation: return 1.0 +/- 0.0 over 2 episodes"
+    assert lines[1] == "evaluation: return 1.00 +/- 0.00 over 2 episodes"
     # The program is named as the shell here finds it: by name, or by its path.
     assert any(re.fullmatch(rf"evaluate: \S*rl-training eval {run}", x) for x in lines)
     resume = rf"resume:   \S*rl-training resume {run} --total-timesteps N"
@@ -386,6 +430,26 @@ def test_a_file_may_build_on_a_preset_and_flags_on_the_file(
     assert (used.algo_kwargs.num_steps, used.algo_kwargs.gamma) == (16, 0.98)
 
 
+def test_hyperparameters_need_no_prefix(capsys: Captured, small: Path) -> None:
+    result = train(
+        capsys, "--config", small, "--learning-rate", "1e-3", "--no-anneal-lr", "--gamma=0.5",
+        "--algo-kwargs.vf-coef", "0.25",
+    )  # fmt: skip
+    used = config_from_file(Path(result["run_dir"]) / "config.yaml").algo_kwargs
+    assert (used.learning_rate, used.anneal_lr, used.gamma, used.vf_coef) == (
+        1e-3,
+        False,
+        0.5,
+        0.25,
+    )
+
+
+def test_what_is_computed_follows_the_flags() -> None:
+    config = train_config(["--total-timesteps", "5e4", "--algo", "sac", "--env-id", "Pendulum-v1"])
+    assert config == TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=50_000)
+    assert config.eval_interval == 5_000
+
+
 # -- eval ------------------------------------------------------------------------------------------
 
 
@@ -398,6 +462,12 @@ def test_eval_plays_the_episodes_asked_for(capsys: Captured, finished: Path) -> 
     assert result["lengths"] == [1, 1, 1]
     assert result["metrics"]["eval/episodes"] == 3
     assert result["checkpoint"] == str(finished)
+
+
+def test_a_run_may_come_after_the_flags(capsys: Captured, finished: Path) -> None:
+    assert call("eval", "--num-episodes", "2", finished) == 0
+    assert "over 2 episodes" in capsys.readouterr().out
+    assert mistake(capsys, "eval") == "error: RUN is missing (see rl-training eval --help)"
 
 
 def test_eval_takes_a_checkpoint_file_and_flags(capsys: Captured, finished: Path) -> None:
@@ -427,7 +497,6 @@ def test_resume_extends_a_run_in_its_folder(capsys: Captured, run_copy: Path) ->
     words = ["--total-timesteps", "5e2", "--json"]
     assert call("resume", "--checkpoint", run_copy, *words) == 0
     captured = capsys.readouterr()
-    assert f"resuming {run_copy} at step 256 of 512" in captured.err
     assert "schedules now run over 512 steps" in captured.err
     result = last_line(captured.out)
     assert (result["run_dir"], result["global_step"]) == (str(run_copy), 512)
@@ -454,6 +523,109 @@ def test_an_unknown_command_is_a_mistake(capsys: Captured) -> None:
 def test_an_unknown_preset_is_a_mistake(capsys: Captured) -> None:
     line = mistake(capsys, "train", "ppo/cartpol")
     assert line == "error: no preset or file 'ppo/cartpol'. Did you mean 'ppo/cartpole'?"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("ppo", "'ppo' is an algorithm: rl-training train --algo ppo --env-id ENV"),
+        ("PPO", "'PPO' is an algorithm: rl-training train --algo ppo --env-id ENV"),
+        (
+            "CartPole-v1",
+            "'CartPole-v1' is an environment: rl-training train --env-id CartPole-v1",
+        ),
+        ("half", "no preset or file 'half'. Presets with this word: "),
+        ("zzzz", "no preset or file 'zzzz': rl-training presets lists the presets"),
+    ],
+)
+def test_a_word_that_is_no_preset_is_explained(capsys: Captured, word: str, message: str) -> None:
+    line = mistake(capsys, "train", word)
+    assert line.startswith(f"error: {message}")
+    assert len(line) < 200
+
+
+@pytest.mark.parametrize("words", [[], ["--seed", "3"]])
+def test_nothing_to_train_is_a_mistake(capsys: Captured, words: list[str]) -> None:
+    line = mistake(capsys, "train", *words)
+    assert line.startswith("error: nothing to train: name a preset")
+    assert "--algo ppo --env-id CartPole-v1" in line
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("words", [["--algo", "ppo"], ["--env_id=Acrobot-v1"]])
+def test_an_algorithm_or_an_environment_is_enough(words: list[str]) -> None:
+    assert train_config(words).algo == "ppo"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "format: 1\n"])
+def test_a_file_without_settings_is_a_mistake(capsys: Captured, small: Path, text: str) -> None:
+    small.write_text(text)
+    assert f"{small} holds no settings" in mistake(capsys, "train", "--config", small)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--algo", "dqn", "ppo/cartpole"],
+            "ppo/cartpole must come first: rl-training train ppo/cartpole [flags]",
+        ),
+        (["ppo/cartpole", "--config", "small.yaml"], "name a preset or --config FILE, not both"),
+        (["ppo/cartpole", "dqn/cartpole"], "name one preset or file, not both ppo/cartpole and"),
+        (["--config=small.yaml", "--config", "small.yaml"], "--config is given twice"),
+        (["ppo/cartpole", "--seed", "1", "2"], "unexpected argument '2' (see rl-training train"),
+    ],
+)
+def test_one_source_and_it_comes_first(
+    capsys: Captured, small: Path, words: list[str], message: str
+) -> None:
+    assert small.name == "small.yaml"
+    assert mistake(capsys, "train", *words).startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ppo/cartpole", "--buffer-size", "9"], "--buffer-size is a setting of dqn, drqn, sac"),
+        (["--algo=dqn", "--gae-lambda=1"], "--gae-lambda is a setting of ppo, a2c, recurrent_ppo"),
+        (["--algo", "sac", "--no-norm-adv"], "--no-norm-adv is a setting of ppo"),
+    ],
+)
+def test_a_flag_of_another_algorithm_is_explained(
+    capsys: Captured, words: list[str], message: str
+) -> None:
+    line = mistake(capsys, "train", *words)
+    assert line.startswith(f"error: {message}")
+    assert ", not of " in line
+
+
+def test_another_librarys_name_is_still_suggested(capsys: Captured) -> None:
+    line = mistake(capsys, "train", "ppo/cartpole", "--batch-size", "9")
+    assert line.endswith(", not of ppo. Did you mean --num-minibatches?")
+
+
+def test_a_setting_with_a_similar_name_is_not_suggested(capsys: Captured) -> None:
+    line = mistake(capsys, "train", "--algo", "td3", "--num-steps", "32")
+    assert line.endswith(", not of td3")
+
+
+def test_an_algorithm_that_cannot_train_the_default_environment_needs_one(
+    capsys: Captured,
+) -> None:
+    line = mistake(capsys, "train", "--algo", "sac")
+    assert line.startswith("error: name an environment with --env-id: the default, CartPole-v1,")
+
+
+@pytest.mark.parametrize("flag", ["--learning-rate", "--num-envs"])
+def test_a_resumed_run_keeps_its_settings(capsys: Captured, flag: str) -> None:
+    line = mistake(capsys, "resume", "runs/RUN", flag, "1")
+    assert line.startswith(f"error: resume cannot change {flag}: a run keeps its settings.")
+    assert line.endswith(f"--init-from RUN {flag} ...")
+
+
+def test_a_flag_that_is_no_setting_is_unknown_to_resume(capsys: Captured) -> None:
+    line = mistake(capsys, "resume", "runs/RUN", "--no-such-flag", "1")
+    assert line == "error: unknown flag --no-such-flag. See rl-training resume --help."
 
 
 def test_a_missing_config_file_is_a_mistake(capsys: Captured) -> None:
@@ -534,7 +706,7 @@ def test_a_wrong_checkpoint_path_is_a_mistake(
     line = mistake(capsys, command, "--checkpoint", "nowhere")
     assert line == "error: no checkpoint or run folder at nowhere"
     line = mistake(capsys, command, "--checkpoint", tmp_path)
-    assert f"{tmp_path} holds no checkpoint" in line
+    assert line.endswith(f"{tmp_path} contains no checkpoint (checkpoints/last.pt)")
 
 
 def test_a_wrong_init_from_is_a_mistake(capsys: Captured, small: Path) -> None:
@@ -566,28 +738,63 @@ def test_a_damaged_checkpoint_is_a_mistake(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--no-such-flag", "3"], "--no-such-flag"),
+        (["--no-such-flag", "3"], "unknown flag --no-such-flag. See rl-training train --help."),
+        (["--lr", "3"], "unknown flag --lr. Did you mean --learning-rate?"),
+        (["--env", "Pendulum-v1"], "unknown flag --env. Did you mean --env-id?"),
+        (["--n-envs=3"], "unknown flag --n-envs. Did you mean --num-envs?"),
+        (["--clip-range", "3"], "unknown flag --clip-range. Did you mean --clip-coef?"),
         (["--num-envs", "0"], "'num_envs' must be at least 1; got 0"),
         (["--algo-kwargs.gamma", "1.5"], "must be between 0 and 1"),
-        (["--total-timesteps", "1.5"], "'1.5' is not a whole number"),
-        (["--env-kwargs", "[1]"], "must be a mapping"),
-        (["--env-kwargs", "{a: 1"], "not valid YAML"),
+        (["--total-timesteps", "1.5"], "error: --total-timesteps: '1.5' is not a whole number"),
+        (["--device", "tpu"], "error: --device: 'tpu' is none of auto, cpu, cuda, mps (see "),
+        (["--activation", "x"], "error: --activation: 'x' is none of tanh, relu, elu, gelu, silu"),
+        (["--hidden-sizes", "64,32"], "write --hidden-sizes 64 32 instead of '64,32'"),
+        (["--hidden-sizes=[64, 32]"], "write --hidden-sizes 64 32 instead of '[64, 32]'"),
+        (["--hidden-sizes", "64", "x"], "takes whole numbers with spaces between them; got '64 x'"),
+        (["--target-kl", "x"], "error: --target-kl: 'x' is not a number (see "),
+        (["--learning-rate", "x"], "error: --learning-rate: 'x' is not a number (see "),
+        (["--torch-threads", "x"], "error: --torch-threads: 'x' is not a whole number (see "),
+        (["--seed"], "error: --seed needs a value"),
+        (["--progress", "false"], "--progress takes no value: write --progress or --no-progress"),
+        (["--progress=True"], "--progress takes no value: write --progress or --no-progress"),
+        (["--progress=maybe"], "--progress takes no value: write --progress or --no-progress"),
+        (["--progress", "yes"], "--progress takes no value: write --progress or --no-progress"),
+        (["--env-kwargs", "a=1"], "got 'a=1' (str): write '{a: 1}' (see "),
+        (["--env-kwargs", "[1]"], "--env-kwargs: the value must be a mapping"),
+        (["--env-kwargs", "{a: 1"], "not valid YAML: expected ',' or '}', but got"),
         (["--wrappers", "TimeLimit"], "must be a list"),
     ],
 )
 def test_a_wrong_flag_is_a_mistake(
     capsys: Captured, small: Path, words: list[str], message: str
 ) -> None:
-    assert call("train", "--config", small, *words) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert "Traceback" not in captured.err
+    assert message in mistake(capsys, "train", "--config", small, *words)
     assert not Path("runs").exists()
+
+
+def test_an_error_is_json_where_it_is_asked_for(capsys: Captured, small: Path) -> None:
+    for words, message, expected in (
+        (["trian"], "Did you mean 'train'?", 2),
+        (["eval", "nowhere"], "no checkpoint or run folder at nowhere", 2),
+        (["train", "--config", small, "--seed", "x"], "is not a whole number", 2),
+        (
+            ["train", "--config", small, "--env-id", "probe/Broken-v0"],
+            "the pole fell on my foot",
+            1,
+        ),
+    ):
+        code = call(*words, "--json")
+        captured = capsys.readouterr()
+        assert code == expected
+        found = last_line(captured.out)
+        assert message in found["error"]
+        assert found["exit_code"] == expected
+        assert message in captured.err
 
 
 def test_an_output_dir_that_is_a_file_is_a_mistake(capsys: Captured, small: Path) -> None:
     line = mistake(capsys, "train", "--config", small, "--output-dir", small)
-    assert "cannot make the run folder" in line
+    assert "cannot create the run folder" in line
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -698,19 +905,16 @@ def test_an_interrupted_run_is_saved_and_can_be_finished(capsys: Captured, tmp_p
     assert (result["status"], result["stop_reason"]) == ("interrupted", "SIGINT")
     run_dir, done = tmp_path / result["run_dir"], result["global_step"]
     assert 128 <= done < 6400
-    assert done % 64 == 0
     assert f"rl-training resume {result['run_dir']}\n" in out
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
     saved = load_checkpoint(run_dir / "checkpoints" / "last.pt")
-    assert saved["training"]["counters"]["global_step"] == done
+    assert saved["training"]["counters"]["global_step"] == done // 64 * 64  # whole rollouts
 
     assert call("resume", "--checkpoint", run_dir, "--json") == 0
-    captured = capsys.readouterr()
-    assert f"at step {done:,} of 6,400" in captured.err
-    finished = last_line(captured.out)
+    finished = last_line(capsys.readouterr().out)
     assert (finished["status"], finished["global_step"]) == ("finished", 6400)
     steps = [row["step"] for row in rows(run_dir) if "losses/loss" in row]
-    assert steps == list(range(64, 6401, 64)), "no iteration is missing or stands twice"
+    assert steps == list(range(64, 6401, 64)), "no iteration is missing or repeated"
 
 
 # -- presets ---------------------------------------------------------------------------------------
@@ -720,9 +924,43 @@ def test_presets_are_listed_with_what_they_reached(capsys: Captured) -> None:
     assert call("presets") == 0
     rows = capsys.readouterr().out.splitlines()
     assert rows[0].split() == ["preset", "environment", "steps", "return"]
-    assert [row.split()[0] for row in rows[1:]] == preset_names()
+    names = [row.split()[0] for row in rows[1:]]
+    assert names == [*preset_names(), "zoo/atari/recurrent_ppo_breakout"]
     assert call("presets", "PENDULUM", "--json") == 0
     listed = json.loads(capsys.readouterr().out.splitlines()[-1])["presets"]
     assert listed
     assert all("pendulum" in one["name"] for one in listed)
     assert "no preset contains 'zzz'" in mistake(capsys, "presets", "zzz")
+
+
+def test_train_and_zoo_accept_the_listed_names(capsys: Captured) -> None:
+    names = [preset.name for preset in packaged_presets()]
+    assert all(train_config([name]).env_id for name in names)
+    in_zoo = [preset for name in benchmark_names() for preset in listed_in_zoo(capsys, name)]
+    assert set(in_zoo) <= set(names)
+    for name in ("ppo/cartpole", "zoo/atari/recurrent_ppo_breakout"):
+        assert call("zoo", "run", name, "--seeds", "0") == 2  # found, then refused for its seeds
+        assert "--seeds must be at least 1" in capsys.readouterr().err
+
+
+def listed_in_zoo(capsys: Captured, benchmark: str) -> list[str]:
+    assert call("zoo", "list", benchmark, "--json") == 0
+    (found,) = last_line(capsys.readouterr().out)["benchmarks"]
+    assert found["benchmark"] == benchmark
+    return [preset["preset"] for preset in found["presets"]]
+
+
+def test_the_zoo_runs_one_preset_by_its_name(capsys: Captured) -> None:
+    words = ["ppo/cartpole", "--seeds", "1", "--scale", "0.005", "--json"]
+    assert call("zoo", "run", *words) == 0
+    found = last_line(capsys.readouterr().out)
+    assert (found["runs"], found["finished"], found["failed"]) == (1, 1, [])
+    (measured,) = (preset for preset in found["presets"] if preset["mean"] is not None)
+    assert measured["preset"] == "ppo/cartpole"
+    assert list(measured["returns"]) == ["1"]
+    assert call("zoo", "report", "ppo/cartpole", "--scale", "0.005", "--json") == 0
+    assert last_line(capsys.readouterr().out)["presets"] == found["presets"]
+    line = mistake(capsys, "zoo", "run", "ppo/pong_atari")
+    assert "no benchmark contains the preset 'ppo/pong_atari'" in line
+    line = mistake(capsys, "zoo", "run", "classic", "--only", "ppo/cartpol")
+    assert line.endswith("lists no ppo/cartpol. Did you mean 'ppo/cartpole'?")

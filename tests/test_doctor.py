@@ -20,6 +20,7 @@ from rl_training.config import TrainConfig
 from rl_training.errors import UserError
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.tools.doctor import advice as doctor_advice
+from rl_training.tools.doctor import command
 from rl_training.tools.doctor import system as doctor_system
 from rl_training.tools.doctor.advice import Advice, Result, advise
 from rl_training.tools.doctor.probe import Request, measure, shortened
@@ -71,7 +72,7 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
     system = doctor_system.examine()
     atari = next(extra for extra in system.extras if extra.name == "atari")
     assert [need.split(">")[0] for need in atari.missing] == ["ale-py", "opencv-python-headless"]
-    assert "pip install 'rl_training[atari]'" in doctor_system.as_text(system)
+    assert "in the clone: pip install '.[atari]'" in doctor_system.as_text(system)
     assert "missing: mujoco" not in doctor_system.as_text(system)
 
 
@@ -131,7 +132,28 @@ def test_every_algorithm_can_be_measured(
     assert shares["update"] > 0.2  # a replay's warm-up is shortened, or nothing would be learnt
     assert reply.transfer == 0.0
     assert reply.checkpoint_seconds > 0
-    assert json.loads(capfd.readouterr().out.splitlines()[-1])["rates"] == reply.rates
+    published = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line]
+    assert published[-1]["rates"] == reply.rates
+    rough = published[0]  # after the first update: the answer if the time is up soon after it
+    assert (len(rough["rates"]), rough["shares"]) == (1, {})
+    assert rough["rates"][0] > 0
+
+
+def test_a_large_replay_buffer_is_not_allocated(make_config: MakeConfig) -> None:
+    large, small = (make_config(algo="dqn", buffer_size=size) for size in (10**6, 4000))
+    assert shortened(large, "folder").algo_kwargs.buffer_size == 50_000
+    assert shortened(small, "folder").algo_kwargs.buffer_size == 4000
+
+
+def test_auxiliary_phases_come_often_while_measuring(make_config: MakeConfig) -> None:
+    assert shortened(make_config(algo="ppg"), "folder").algo_kwargs.policy_phases == 2
+
+
+def test_a_rough_answer_is_an_answer() -> None:
+    advice = Advice("cpu", Result(baseline(), (120.0,)), {}, 0.0, 0.0, ())
+    text = command._as_text(advice, "sac/ant", 50_000)
+    assert "roughly 120 steps/s" in text
+    assert "raise --seconds" in text
 
 
 def test_the_slow_part_is_found(

@@ -28,7 +28,7 @@ from rl_training.types import Array
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 Image = pytest.importorskip("PIL.Image")
-RETURN = re.compile(r"episode (\d+): return (-?[\d.]+) in (\d+) steps")
+RETURN = re.compile(r"episode (\d+): return (-?[\d.]+) in (\d+) steps?\b")
 
 
 def trained(config: TrainConfig[Any]) -> Path:
@@ -123,10 +123,55 @@ def test_memory_is_carried_and_forgotten_between_episodes(make_config: MakeConfi
 def test_max_steps_leaves_an_episode(make_config: MakeConfig, tmp_path: Path, capsys: Any) -> None:
     checkpoint = trained(make_config(env_id="Acrobot-v1"))
     output = tmp_path / "deep" / "cut.gif"
-    flags = ("--num-episodes", "2", "--max-steps", "5", "--output", output)
-    assert run("record", "--checkpoint", checkpoint, *flags) == 0
-    assert capsys.readouterr().out.count("in 5 steps (left there: --max-steps)") == 2
+    flags = ("--num-episodes", "2", "--max-steps", "5", "--output", output, "--json")
+    assert run("record", checkpoint, *flags) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("in 5 steps (stopped by --max-steps)") == 2
     assert len(decoded(output)) == 12
+    assert json.loads(printed.splitlines()[-1]) == {
+        "output": str(output),
+        "frames": 12,
+        "fps": 15.0,
+        "episodes": [{"return": -5.0, "length": 5}] * 2,
+    }
+
+
+def test_one_step_is_no_plural() -> None:
+    assert episodes.Moment(1, 1, 2.0, True, True).result() == "episode 1: return 2.00 in 1 step\n"
+    assert episodes.Moment(1, 0, 2.0, True, True).result().endswith("in 0 steps\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is always a display")
+def test_recording_without_a_display_prints_no_error(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    hidden = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "XDG_RUNTIME_DIR")
+    words = ("--max-steps", "2", "--output", tmp_path / "video.gif")
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_training.cli", "record", trained(make_config()), *words],
+        env={k: v for k, v in os.environ.items() if k not in hidden},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "XDG_RUNTIME_DIR" not in done.stderr
+
+
+def test_the_video_driver_is_changed_only_without_a_display(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    with episodes.sdl_without_display():
+        assert "SDL_VIDEODRIVER" not in os.environ
+    monkeypatch.delenv("DISPLAY")
+    with episodes.sdl_without_display():
+        assert os.environ["SDL_VIDEODRIVER"] == "dummy"
+    assert "SDL_VIDEODRIVER" not in os.environ
 
 
 def test_atari_plays_whole_games_for_raw_scores(
@@ -140,7 +185,7 @@ def test_atari_plays_whole_games_for_raw_scores(
     printed = capsys.readouterr().out
     result = evaluate_checkpoint(checkpoint, 1, seed=2, deterministic=False)
     assert told(printed) == [(result.returns[0], result.lengths[0])]
-    assert "at 15 a second" in printed  # a console shows 60 frames a second; 4 make a step
+    assert "at 15 frames per second" in printed  # a console shows 60 frames a second; 4 make a step
     frames = decoded(output)
     assert frames.shape == (result.lengths[0] + 1, 448, 320, 3)  # 160 x 210 twice as large
     assert len(np.unique(frames[50].reshape(-1, 3) // 64, axis=0)) > 4  # in colour
@@ -237,7 +282,7 @@ def test_an_environment_of_the_user(dots: Any, tmp_path: Path, capsys: Any) -> N
     assert run("record", "--checkpoint", checkpoint, "--output", output) == 0
     printed = capsys.readouterr().out
     assert told(printed) == [(3.0, 6)]
-    assert "7 frames, 1.8 s at 4 a second" in printed
+    assert "7 frames, 1.8 s at 4 frames per second" in printed
     frames = decoded(output)
     strip = frames.shape[1] - 5 * 46  # enlarged 46 times: 322 wide
     assert frames.shape[2] == 322
@@ -250,7 +295,7 @@ def test_nothing_is_left_of_a_recording_that_fails(dots: Any, tmp_path: Path, ca
     checkpoint = trained(dots.with_overrides(env_kwargs={"grows": True}))
     output = tmp_path / "out" / "grows.mp4"
     assert run("record", "--checkpoint", checkpoint, "--output", output) == 2
-    assert "change their size" in capsys.readouterr().err
+    assert "changed size" in capsys.readouterr().err
     assert not list(output.parent.iterdir())
 
 
@@ -301,10 +346,13 @@ def play(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[st
 
 def test_the_policy_plays_on_a_screen(make_config: MakeConfig) -> None:
     checkpoint = trained(make_config())
-    done = play("--checkpoint", checkpoint, "--seed", "4", SDL_VIDEODRIVER="dummy")
-    assert done.returncode == 0, done.stderr
     result = evaluate_checkpoint(checkpoint, 1, seed=4)
-    assert told(done.stdout) == [(result.returns[0], result.lengths[0])]
+    episode = {"return": result.returns[0], "length": result.lengths[0]}
+    for named in ([checkpoint], ["--checkpoint", checkpoint]):
+        done = play(*named, "--seed", "4", "--json", SDL_VIDEODRIVER="dummy")
+        assert done.returncode == 0, done.stderr
+        assert told(done.stdout) == [(result.returns[0], result.lengths[0])]
+        assert json.loads(done.stdout.splitlines()[-1]) == {"episodes": [episode]}
 
 
 def test_the_keyboard_plays_atari() -> None:
@@ -322,6 +370,25 @@ def test_play_without_a_display_points_to_record() -> None:
     done = play("CartPole-v1")
     assert done.returncode == 2
     assert "rl-training record" in done.stderr
+
+
+def test_play_looks_for_the_name_before_the_display(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(episodes, "has_display", lambda: False)
+    run_dir = trained(make_config())
+    for word, message in (
+        ("nope", "no run folder or checkpoint 'nope', and no environment 'nope'"),
+        ("CartPol-v1", "Did you mean 'CartPole-v1'?"),
+        ("gone.pt", "no checkpoint or run folder at gone.pt"),
+        (str(run_dir.parent), f"it contains one run folder: {run_dir}"),
+        ("CartPole-v1", "there is no display"),
+        (str(run_dir), "there is no display"),
+    ):
+        assert run("play", word) == 2
+        assert message in capsys.readouterr().err
+    assert run("play", "CartPol-v1", "--keyboard") == 2
+    assert "Did you mean 'CartPole-v1'?" in capsys.readouterr().err
 
 
 def test_play_asks_for_one_of_both(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

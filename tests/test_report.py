@@ -311,10 +311,29 @@ def test_a_single_seed_has_a_line_and_says_so(tmp_path: Path) -> None:
     written = write_report([tmp_path / "runs"], tmp_path / "out")
     (row,) = read(written).rows("CartPole-v1: final rollout/return_mean")
     assert (row["IQM"], row["95% interval"]) == ("2.00", "\N{EN DASH}")
-    assert "a single seed, so there is no interval" in read(written).text
+    assert "a single seed, so there is no confidence interval" in read(written).text
     (line,) = written.report.panels["CartPole-v1"][0].lines
     assert line.curve is not None
     assert line.curve.low is None
+
+
+def test_single_seeds_share_a_remark(tmp_path: Path) -> None:
+    for gamma in (0.5, 0.6, 0.7, 0.8, 0.9):
+        write_run(tmp_path / "runs", 1, evals=[(9, 1.0)], algo_kwargs={"gamma": gamma})
+    written = write_report([tmp_path / "runs"], tmp_path / "out")
+    (remark,) = written.report.remarks
+    assert remark.endswith(" and 2 more: a single seed, so there is no confidence interval.")
+    assert remark.count("gamma") == 3
+
+
+def test_the_command_names_damaged_folders(tmp_path: Path, capsys: Captured) -> None:
+    broken = [write_run(tmp_path / "runs", seed) for seed in (1, 2, 3, 4)]
+    for run in broken:
+        (run / "config.yaml").write_text("")
+    assert call(tmp_path / "runs", "--output", tmp_path / "out") == 0
+    named = ", ".join(str(run) for run in sorted(broken)[:3])
+    error = capsys.readouterr().err
+    assert error == f"note: 4 run folders are damaged: {named} and 1 more.\n"
 
 
 def test_seeds_of_different_lengths_are_told(tmp_path: Path) -> None:
@@ -385,7 +404,7 @@ def test_unfinished_runs_have_no_final_score(
         ("config.yaml", "algo: [", "config.yaml is not valid YAML"),
         ("config.yaml", "algo: ppo", "config.yaml has no usable 'env_id'"),
         ("metadata.json", "{", "metadata.json cannot be read"),
-        ("metadata.json", "[]", "metadata.json does not hold a mapping"),
+        ("metadata.json", "[]", "metadata.json does not contain a mapping"),
         ("summary.json", "nothing", "summary.json cannot be read"),
         ("summary.json", '{"status": "failed"}', "summary.json has no usable 'global_step'"),
         ("metrics.jsonl", None, "metrics.jsonl is missing"),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rl_training.tools.report.data import Run
+from rl_training.tools.report.data import StoredRun
 from rl_training.tools.report.groups import make_groups
 
 
-def run(seed: int, **settings: Any) -> Run:
+def run(seed: int, **settings: Any) -> StoredRun:
     """A finished run."""
     config = {"algo": "dqn", "env_id": "CartPole-v1", "seed": seed, **settings}
-    return Run(Path(f"run{seed}"), config, {}, "finished", "", 1, 1, 1.0, {}, frozenset())
+    return StoredRun(Path(f"run{seed}"), config, {}, "finished", "", 1, 1, 1.0, {}, frozenset())
 
 
-def sizes(*runs: Run) -> list[int]:
+def sizes(*runs: StoredRun) -> list[int]:
     return sorted(len(group.runs) for group in make_groups(runs))
 
 

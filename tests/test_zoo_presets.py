@@ -15,13 +15,14 @@ import pytest
 import torch
 import yaml
 
+from rl_training._internal.yaml_io import load_yaml_file
 from rl_training.cli import main
 from rl_training.config import config_from_file, zoo_dir
 from rl_training.errors import ConfigError
 from rl_training.runs import read_json
-from rl_training.tools.zoo.jobs import Job, latest_row, plan, standing
+from rl_training.tools.zoo.jobs import Job, job_status, latest_row, plan
 from rl_training.tools.zoo.manifest import MANIFEST, benchmark_names, load_benchmark
-from rl_training.tools.zoo.results import read_results, what_is_run
+from rl_training.tools.zoo.results import read_results, result_settings
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for path in zoo_dir().rglob("*.yaml") if path.name != MANIFEST)
@@ -164,7 +165,7 @@ def test_it_runs_every_seed_and_compares(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     finals = []
     for job in jobs_of(path, out):
-        now = standing(job)
+        now = job_status(job)
         assert now.status == "finished"
         assert now.run_dir is not None
         summary = read_json(now.run_dir / "summary.json")
@@ -172,7 +173,7 @@ def test_it_runs_every_seed_and_compares(tmp_path: Path) -> None:
         config = config_from_file(now.run_dir / "config.yaml")
         assert (config.seed, config.total_timesteps) == (job.seed, 1024)
     reported = tmp_path / "new" / "table.json"
-    again = zoo("report", path, "--output-dir", out, "--json", reported)
+    again = zoo("report", path, "--output-dir", out, "--output", reported)
     assert again.returncode == 0, again.stderr
     results = read_results(reported)
     (row,) = results.presets
@@ -180,7 +181,7 @@ def test_it_runs_every_seed_and_compares(tmp_path: Path) -> None:
     assert [(run.seed, run.steps, run.episodes) for run in row.runs] == [(1, 1024, 2), (2, 1024, 2)]
     assert row.is_whole
     config = config_from_file(path.parent / "quick.yaml").with_overrides(total_timesteps=1024)
-    assert row.settings == what_is_run(config)
+    assert row.settings == result_settings(config)
     assert row.settings["algo_kwargs"]["clip_coef"] == 0.2, "defaults too"
     (origin,) = results.made_with
     assert origin.versions["torch"] == torch.__version__
@@ -247,27 +248,27 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(
     (folder / "long.yaml").write_text(QUICK)
     process = start("run", path, "--output-dir", tmp_path)
     short, long = jobs_of(path, tmp_path)
-    wait_until(lambda: standing(long).status == "unfinished" and standing(long).step >= 2048)
+    wait_until(lambda: job_status(long).status == "unfinished" and job_status(long).step >= 2048)
     process.send_signal(how)
     process.communicate(timeout=60)
     if how == signal.SIGINT:
         assert process.returncode == 0
-    now = standing(long)
+    now = job_status(long)
     run_dir = now.run_dir
     assert run_dir is not None
     # The run outlives neither: it saved, and is still.
     wait_until(lambda: read_json(run_dir / "summary.json").get("status") == "interrupted")
     stopped_at = latest_row(run_dir)[0]
     assert stopped_at < 40_960
-    first = standing(short).run_dir
+    first = job_status(short).run_dir
     assert first is not None
     before = (first / "summary.json").stat().st_mtime_ns
 
     done = zoo("run", path, "--output-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     assert (first / "summary.json").stat().st_mtime_ns == before
-    assert standing(long).run_dir == run_dir, "gone on with, not begun again"
-    assert standing(long).status == "finished"
+    assert job_status(long).run_dir == run_dir, "resumed, not started again"
+    assert job_status(long).status == "finished"
     (resumed,) = read_json(run_dir / "metadata.json")["resumes"]
     assert 0 < resumed["step"] <= stopped_at
     assert resumed["resume"] == "exact"
@@ -305,7 +306,9 @@ def test_list_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", "list"]) == 0
     listed = capsys.readouterr().out
     for path in FILES:
-        assert path.stem in listed
+        content = load_yaml_file(path)
+        own = set(content) - {"format"} != {"preset"}
+        assert (f"zoo/{path.parent.name}/{path.stem}" if own else content["preset"]) in listed
     assert main(["zoo"]) == 0
     assert "classic" in capsys.readouterr().out
 
@@ -320,4 +323,4 @@ def test_the_script_is_the_command() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "dqn_lunarlander" in done.stdout
+    assert "dqn/lunarlander" in done.stdout

@@ -25,7 +25,7 @@ from rl_training.tools.zoo.results import (
     gather,
     kept_results,
     read_results,
-    what_is_run,
+    result_settings,
     write_results,
 )
 
@@ -62,7 +62,7 @@ def test_verdicts() -> None:
     assert result(8.0, 9.0).verdict(1.0) == "1.5 below"
     assert result(-200.0, -100.0, expected=-140.0).verdict(1.0) == "10.0 below"
     assert result(9.0, 11.0).verdict(0.5) == "not comparable: 0.5 of the steps"
-    assert result(9.0, expected=None).verdict(1.0) == "no figure to compare with"
+    assert result(9.0, expected=None).verdict(1.0) == "no expected return"
     assert result().verdict(1.0) == "not run"
 
 
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_written_is_told(
     whole = Results(format=1, benchmark="x", scale=1.0, presets=(result(1.0),), made_with=())
     monkeypatch.setattr(zoo, "gather", lambda *_: whole)
     (tmp_path / "file").write_text("in the way")
-    assert main(["zoo", "report", "classic", "--json", str(tmp_path / "file" / "x.json")]) == 2
+    assert main(["zoo", "report", "classic", "--output", str(tmp_path / "file" / "x.json")]) == 2
     assert "cannot write" in capsys.readouterr().err
 
 
@@ -189,9 +189,13 @@ def test_results_are_of_the_preset_as_it_is(name: str, entry: Entry) -> None:
     assert (own.steps, own.seeds) == (entry.steps, entry.seeds)
     assert (own.expected, own.source) == (entry.expected, entry.source)
     # Of the preset and of every default; a setting that is new since then has kept things as is.
-    now = what_is_run(benchmark.config(entry))
+    now = result_settings(benchmark.config(entry))
     knobs = {key: now["algo_kwargs"][key] for key in own.settings["algo_kwargs"]}
-    assert {**{key: now[key] for key in own.settings}, "algo_kwargs": knobs} == own.settings
+    assert {
+        **{key: now[key] for key in own.settings},
+        "algo_kwargs": knobs,
+        "eval_interval": own.settings["eval_interval"],  # the final policy does not depend on it
+    } == own.settings
     assert differing_settings(own.settings, now) == []
     for run in own.runs:
         assert run.steps >= entry.steps
@@ -230,7 +234,7 @@ def test_kept_results_tell_nothing_of_somebodys_machine(name: str) -> None:
 
 def test_the_list_shows_what_was_measured(capsys: Any) -> None:
     assert main(["zoo", "list", "classic"]) == 0
-    line = next(row for row in capsys.readouterr().out.splitlines() if "ppo_pendulum" in row)
+    line = next(row for row in capsys.readouterr().out.splitlines() if " ppo/pendulum " in row)
     _, results = kept("classic")
     own = results.of("ppo_pendulum")
     assert own is not None

@@ -136,8 +136,16 @@ def load_yaml(text: str, where: str) -> Any:
     except (LookupError, AttributeError, ArithmeticError):  # PyYAML's own, for '!!int ""'
         raise ConfigError(f"{where} is not valid YAML: a value does not fit its tag") from None
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        detail = " ".join(str(error).split())
+        detail = " ".join(_reason(error).split())
         raise ConfigError(f"{where} is not valid YAML: {detail}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong, with line and column where PyYAML gives them."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None or not error.problem:
+        return str(error)
+    return f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"
 
 
 def load_yaml_file(path: Path) -> Any:

@@ -1,7 +1,8 @@
-"""Episodes to be watched: environments as evaluation makes them, stepped one at a time."""
+"""Episodes for recordings and windows: evaluation environments, stepped one at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -17,6 +18,7 @@ from rl_training._internal.tree import tree_map
 from rl_training.checkpointing import find_checkpoint
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import make_eval_env
+from rl_training.registry import find_entry
 from rl_training.runtime.stored import load_state
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.seeding import stream_seed
@@ -34,70 +36,75 @@ _USUAL_FPS = 30
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What there is to see after a step, or after a reset (step 0)."""
+    """The state of an episode after a step, or after a reset (step 0)."""
 
     episode: int
-    """From 1."""
+    """Number of the episode, from 1."""
     step: int
     ret: float
-    """Return so far; of Atari the raw score."""
+    """Return so far; for Atari the raw score."""
     over: bool
-    """The episode is complete."""
+    """Whether the episode ended."""
     last: bool
-    """Nothing of this episode follows: it is over, or left."""
+    """Whether this is the episode's last moment: it ended or reached ``max_steps``."""
 
     def caption(self) -> str:
-        """What is written above a picture."""
+        """Return the text above a picture."""
         return f"episode {self.episode}   step {self.step}   return {self.ret:.1f}"
 
     def result(self) -> str:
-        """What is printed at the end."""
-        cut = "" if self.over else " (left there: --max-steps)"
-        return f"episode {self.episode}: return {self.ret:.2f} in {self.step} steps{cut}\n"
+        """Return the line that is printed when the episode ends."""
+        cut = "" if self.over else " (stopped by --max-steps)"
+        return f"{episode_line(self.episode, self.ret, self.step)}{cut}\n"
+
+
+def episode_line(episode: int, ret: float, steps: int) -> str:
+    """Return the number, return and length of an episode in words."""
+    return f"episode {episode}: return {ret:.2f} in {steps} step{'' if steps == 1 else 's'}"
 
 
 class Player(Protocol):
-    """Whoever chooses actions."""
+    """Chooses actions."""
 
     def begin(self) -> None:
-        """An episode begins."""
+        """Reset for a new episode."""
         ...
 
     def act(self, obs: Any) -> Any:
-        """The action for one observation, both as the environment knows them."""
+        """Return the action for one observation, both in the environment's format."""
         ...
 
 
 class PolicyPlayer:
-    """A trained policy, which acts as it does in evaluation."""
+    """A trained policy, acting as in evaluation."""
 
     def __init__(self, policy: TrainedPolicy, *, deterministic: bool | None, seed: int) -> None:
         self._actor = policy.evaluation_actor(deterministic, seed)
         self._policy = policy
 
     def begin(self) -> None:
-        """Forget the last episode."""
+        """Reset the recurrent state."""
         self._actor.reset(np.ones(1, bool))
 
     def act(self, obs: Any) -> Any:
-        """A batch of one."""
+        """Return the action for one observation, computed as a batch of one."""
         batch = tree_map(lambda leaf: leaf[None], self._policy.obs_spec.cast(obs))
         action, _ = self._actor.act(batch, Progress(1, 1))
         return self._policy.action_spec.to_env(action)[0]
 
 
 class RandomPlayer:
-    """Anything the action space (and an action mask) allows."""
+    """Samples actions that the action space and an action mask allow."""
 
     def __init__(self, space: gym.Space[Any], seed: int) -> None:
         self._space = space
         space.seed(stream_seed(seed, "random_player") >> 32)
 
     def begin(self) -> None:
-        """Nothing is remembered."""
+        """Do nothing: there is no state."""
 
     def act(self, obs: Any) -> Any:
-        """Sample."""
+        """Return a random action."""
         if isinstance(obs, dict) and ACTION_MASK in obs:
             return self._space.sample(np.asarray(obs[ACTION_MASK], np.int8))
         return self._space.sample()
@@ -106,12 +113,15 @@ class RandomPlayer:
 def load_player(
     checkpoint: Path, device: str | None, trust: Trust = False
 ) -> tuple[TrainedPolicy, int | None]:
-    """The policy of a checkpoint, and the step it was saved at (None: a policy alone)."""
+    """Return the policy of a checkpoint and its step (None for a portable policy file)."""
     state = load_state(find_checkpoint(checkpoint), trust=trust)
     if state["custom_env"]:
+        algo = state["config"]["algo"]
+        load = f"{find_entry(algo).class_name_of(algo)}.load({str(checkpoint)!r}, env_fn=MyEnv)"
         raise CheckpointError(
-            f"{checkpoint} was trained on an environment given as env_fn, which the command line"
-            " cannot make: register it, or watch it from Python with model.predict"
+            f"{checkpoint} was trained with env_fn, and the command line cannot create that"
+            f" environment. Run episodes in Python with {load} and model.predict; for this command,"
+            " train with a registered environment (--env-id my_package:MyEnv-v0)"
         )
     step = state["training"]["counters"]["global_step"] if "training" in state else None
     return policy_from_state(state, device), step
@@ -120,7 +130,7 @@ def load_player(
 def evaluation_envs(
     config: TrainConfig[Any], count: int, mode: RenderMode
 ) -> list[gym.Env[Any, Any]]:
-    """The environments that evaluating ``count`` episodes would step, each by itself."""
+    """Return the environments that an evaluation of ``count`` episodes uses, one by one."""
     shown = config.with_overrides(
         env_kwargs={**config.env_kwargs, "render_mode": mode}, vectorization="sync", overlap=False
     )
@@ -128,14 +138,14 @@ def evaluation_envs(
         vector: Any = make_eval_env(shown, count).env
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         if hint := _opengl_hint(error):  # MuJoCo looks for OpenGL when it is imported
-            raise UserError(f"{config.env_id} cannot be made{hint}") from error
+            raise UserError(f"{config.env_id} cannot be created{hint}") from error
         raise
     envs: list[gym.Env[Any, Any]] = list(vector.envs)
     return envs
 
 
 def shares(episodes: int, envs: int) -> list[int]:
-    """How many each environment plays, as `evaluate_actor` divides them."""
+    """Return the number of episodes of each environment, divided as in `evaluate_actor`."""
     share, rest = divmod(episodes, envs)
     return [share + (i < rest) for i in range(envs)]
 
@@ -143,7 +153,7 @@ def shares(episodes: int, envs: int) -> list[int]:
 def played(
     env: gym.Env[Any, Any], player: Player, count: int, *, first: int = 1, max_steps: int | None
 ) -> Iterator[Moment]:
-    """Moments of ``count`` episodes; one longer than ``max_steps`` is left there."""
+    """Yield the moments of ``count`` episodes, each stopped after ``max_steps``."""
     for number in range(first, first + count):
         obs, _ = env.reset()
         player.begin()
@@ -154,13 +164,13 @@ def played(
             step, ret = step + 1, ret + float(reward)
             over = bool(terminated or truncated)
             last = over or step == max_steps
-            if "game_score" in info:  # what evaluation counts, whatever wrappers make of rewards
+            if "game_score" in info:  # the raw score, which evaluation reports
                 ret = float(info["game_score"])
             yield Moment(number, step, ret, over, last)
 
 
 def check_counts(num_episodes: int, max_steps: int | None, fps: float | None) -> None:
-    """Refuse what would play or show nothing."""
+    """Raise ConfigError for counts below 1 and frame rates out of range."""
     for name, value in (("num-episodes", num_episodes), ("max-steps", max_steps)):
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1; got {value}")
@@ -169,7 +179,7 @@ def check_counts(num_episodes: int, max_steps: int | None, fps: float | None) ->
 
 
 def natural_fps(config: TrainConfig[Any], env: gym.Env[Any, Any]) -> float:
-    """Steps a second at which the environment runs as fast as it is meant to."""
+    """Return the steps per second at which the environment runs in real time."""
     if config.preprocessing == "atari":
         return _CONSOLE_FPS / config.atari.frame_skip
     fps = env.metadata.get("render_fps")
@@ -177,21 +187,34 @@ def natural_fps(config: TrainConfig[Any], env: gym.Env[Any, Any]) -> float:
 
 
 def has_display() -> bool:
-    """Whether a window can be opened; SDL's dummy driver opens one that nobody sees."""
+    """Return whether a window can be opened (with SDL's dummy driver an invisible one)."""
     if sys.platform != "linux":
         return True
     names = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     return any(os.environ.get(name) for name in names)
 
 
+@contextlib.contextmanager
+def sdl_without_display() -> Iterator[None]:
+    """Select SDL's dummy video driver if there is no display, so that pygame prints no error."""
+    if has_display():
+        yield
+        return
+    os.environ["SDL_VIDEODRIVER"] = "dummy"
+    try:
+        yield
+    finally:
+        del os.environ["SDL_VIDEODRIVER"]
+
+
 def prefer_offscreen() -> None:
-    """Let MuJoCo draw without a window where there is no display, unless told how."""
+    """Make MuJoCo render off screen if there is no display and MUJOCO_GL is not set."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def picture_of(env: gym.Env[Any, Any]) -> Array:
-    """What the environment looks like now, as (height, width, 3) bytes."""
+    """Return a picture of the environment, (height, width, 3) bytes."""
     name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
     try:
         picture: Any = env.render()
@@ -203,13 +226,13 @@ def picture_of(env: gym.Env[Any, Any]) -> Array:
     if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
         modes = env.metadata.get("render_modes", [])
         raise UserError(
-            f"{name} gives no pictures with render_mode 'rgb_array'; its metadata names {modes}"
+            f"{name} returns no pictures with render_mode 'rgb_array'; its metadata lists {modes}"
         )
     return picture[..., :3]
 
 
 def _opengl_hint(error: Exception) -> str:
-    """What to set, where MuJoCo is who failed."""
+    """Return what to set if MuJoCo failed for lack of OpenGL, else nothing."""
     places = traceback.extract_tb(error.__traceback__)
     if not any("mujoco" in place.filename for place in places):
         return ""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from rl_training._internal.flag_help import HelpText
+from rl_training._internal.flags import parse_flags
 from rl_training.errors import ConfigError, UserError
 from rl_training.seeding import stream_seed
 from rl_training.terminal import say, show
+from rl_training.tools.sources import is_env_id
 from rl_training.trust import trust_from_flag
 
 if TYPE_CHECKING:
@@ -27,11 +31,12 @@ _WINDOW = 480
 class PlayArgs:
     """Show an environment on the screen: random actions, a trained policy, or the keyboard."""
 
-    env_id: tyro.conf.Positional[str | None] = None
-    """Gymnasium id, or 'my_package:MyEnv-v0'; not together with --checkpoint."""
+    env_id: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="ENV | RUN")] = None
+    """Gymnasium id, also 'my_package:MyEnv-v0'; or the run folder or checkpoint whose policy
+    plays."""
     _: dataclasses.KW_ONLY
     checkpoint: Path | None = None
-    """A checkpoint file, or a run folder (uses its last checkpoint), whose policy plays."""
+    """The run folder or checkpoint, instead of the first argument; unset: none."""
     keyboard: bool = False
     """Play by keyboard, if the environment defines keys (Atari does)."""
     num_episodes: int = 1
@@ -39,44 +44,96 @@ class PlayArgs:
     seed: int | None = None
     """Seed of the episodes; unset: 1, or derived from the run's seed."""
     deterministic: bool | None = None
-    """Take the most likely action; --no-deterministic: sample one. Unset: the run's own setting
+    """Take the most likely action, or sample one (DQN, DRQN: random with probability
+    exploration_final_eps; TD3: with exploration noise); unset: as the run's own evaluations
     (eval_deterministic)."""
     max_steps: int | None = None
     """Maximum number of steps per episode; unset: no limit."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Device of the networks; unset: as in training."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that may be imported if the checkpoint names them; without a value: all."""
+    """Python modules (environments, wrappers, encoders) that the checkpoint may import; without a
+    value: any; unset: any for checkpoints that you wrote on this machine, otherwise only Gymnasium
+    and rl_training."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
 
 
 def main(args: list[str]) -> int:
-    """Entry point."""
-    from rl_training._internal.flags import parse_flags
-
-    options: PlayArgs = parse_flags(PlayArgs, args, "rl-training play")
+    """Run the command."""
+    text = HelpText(
+        "ENV | RUN [flags]",
+        examples=(
+            "rl-training play CartPole-v1  # random actions",
+            "rl-training play runs/RUN  # a trained policy",
+            "rl-training play ALE/Pong-v5 --keyboard",
+        ),
+    )
+    options = _with_checkpoint(parse_flags(PlayArgs, args, "rl-training play", text))
     if (options.env_id is None) == (options.checkpoint is None):
-        raise ConfigError("play needs either the id of an environment or --checkpoint PATH")
+        raise ConfigError("play needs the id of an environment, or a run folder or checkpoint")
     if options.keyboard and options.checkpoint is not None:
-        raise ConfigError("--keyboard needs the id of an environment instead of --checkpoint")
+        raise ConfigError("--keyboard needs the id of an environment instead of a checkpoint")
     from rl_training.tools import episodes
 
     episodes.check_counts(options.num_episodes, options.max_steps, None)
-    if not episodes.has_display():
-        raise UserError(
-            "there is no display to open a window on (DISPLAY and WAYLAND_DISPLAY are unset);"
-            " rl-training record --checkpoint PATH writes a video instead"
-        )
+    ended: list[_Ended] = []
     try:
         if options.keyboard:
-            _by_hand(options)
+            _by_hand(options, ended)
         else:
-            _watch(options)
+            _watch(options, ended)
     except KeyboardInterrupt:
         say("stopped")
+    if options.json:
+        results = [{"return": one.ret, "length": one.steps} for one in ended]
+        show(json.dumps({"episodes": results}) + "\n")
     return 0
 
 
-def _watch(options: PlayArgs) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Ended:
+    """An episode that has ended."""
+
+    ret: float
+    steps: int
+
+
+def _with_checkpoint(options: PlayArgs) -> PlayArgs:
+    """Return the options with a folder or checkpoint, given first, as ``checkpoint``."""
+    if options.checkpoint is not None or options.env_id is None:
+        return options
+    path = Path(options.env_id)
+    is_run = path.suffix == ".pt" or (path / "checkpoints").is_dir()
+    if is_run or (path.is_dir() and not is_env_id(options.env_id)):
+        return dataclasses.replace(options, env_id=None, checkpoint=path)
+    return options
+
+
+def _require_env(env_id: str) -> None:
+    """Raise ConfigError if there is no such environment."""
+    from rl_training.envs.ids import find_spec
+
+    try:
+        find_spec(env_id)
+    except ConfigError as error:
+        if is_env_id(env_id):
+            raise
+        raise ConfigError(f"no run folder or checkpoint {env_id!r}, and {error}") from None
+
+
+def _require_display() -> None:
+    """Raise UserError if no window can be opened."""
+    from rl_training.tools import episodes
+
+    if not episodes.has_display():
+        raise UserError(
+            "there is no display to open a window on (DISPLAY and WAYLAND_DISPLAY are unset);"
+            " rl-training record RUN writes a video instead"
+        )
+
+
+def _watch(options: PlayArgs, ended: list[_Ended]) -> None:
     from rl_training.tools import episodes
 
     player: episodes.Player
@@ -84,12 +141,15 @@ def _watch(options: PlayArgs) -> None:
         policy, _ = episodes.load_player(
             options.checkpoint, options.device, trust_from_flag(options.trust_modules)
         )
+        _require_display()
         given = policy.config.seed if options.seed is None else options.seed
         seed = stream_seed(given, "evaluation")
         env: Any = episodes.evaluation_envs(policy.config, 1, "human")[0]
         env.reseed(seed)
         player = episodes.PolicyPlayer(policy, deterministic=options.deterministic, seed=seed)
     else:
+        _require_env(str(options.env_id))
+        _require_display()
         config = _config(options, "human")
         env = _make(config)
         player = episodes.RandomPlayer(env.action_space, config.seed)
@@ -101,11 +161,14 @@ def _watch(options: PlayArgs) -> None:
         ):
             if moment.last:
                 show(moment.result())
+                ended.append(_Ended(moment.ret, moment.step))
             if _window_closed():
                 break
 
 
-def _by_hand(options: PlayArgs) -> None:
+def _by_hand(options: PlayArgs, ended: list[_Ended]) -> None:
+    _require_env(str(options.env_id))
+    _require_display()
     try:
         import pygame
         from gymnasium.utils.play import play
@@ -123,7 +186,7 @@ def _by_hand(options: PlayArgs) -> None:
             f"{'+'.join(_key(k) for k in combination)}: {a}" for combination, a in keys.items()
         )
         say(f"keys (Escape ends): {', '.join(shown)}")
-        count = _Count(options)
+        count = _Count(options, ended)
 
         def after_step(*step: Any) -> None:
             if count.add(float(step[3]), over=bool(step[4] or step[5])):
@@ -136,8 +199,8 @@ def _by_hand(options: PlayArgs) -> None:
 class _Count:
     """Score of a game played by keyboard; counts the episodes."""
 
-    def __init__(self, options: PlayArgs) -> None:
-        self._options = options
+    def __init__(self, options: PlayArgs, ended: list[_Ended]) -> None:
+        self._options, self._ended = options, ended
         self._episode, self._step, self._return = 1, 0, 0.0
 
     def add(self, reward: float, *, over: bool) -> bool:
@@ -145,7 +208,10 @@ class _Count:
         self._return += reward
         if not over and self._step != self._options.max_steps:
             return False
-        show(f"episode {self._episode}: return {self._return:.2f} in {self._step} steps\n")
+        from rl_training.tools import episodes
+
+        show(f"{episodes.episode_line(self._episode, self._return, self._step)}\n")
+        self._ended.append(_Ended(self._return, self._step))
         self._episode, self._step, self._return = self._episode + 1, 0, 0.0
         return self._episode > self._options.num_episodes
 

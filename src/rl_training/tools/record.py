@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
+
+from rl_training._internal.flag_help import HelpText
+from rl_training._internal.flags import parse_flags
 from rl_training.seeding import stream_seed
 from rl_training.terminal import one_line, say, show
 from rl_training.tools.video import captioned, check_output, open_video
@@ -21,12 +26,12 @@ _SECONDS_BETWEEN_LINES = 5.0
 class RecordArgs:
     """Record whole episodes of a trained policy as a video.
 
-    The episodes are those of ``rl-training eval`` with the same seed and number of episodes (if
-    actions are sampled: only for one episode).
+    With the same --seed and --num-episodes it plays the same episodes as ``rl-training eval``. If
+    actions are sampled, this holds only for one episode.
     """
 
-    checkpoint: Path
-    """A checkpoint file, or a run folder (uses its last checkpoint)."""
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder (its last checkpoint is used) or a checkpoint file."""
     output: Path | None = None
     """Output file, .mp4 or .gif; unset: an .mp4 under videos/ in the run folder."""
     num_episodes: int = 1
@@ -34,7 +39,8 @@ class RecordArgs:
     seed: int | None = None
     """Seed of the episodes; unset: derived from the run's seed, and different from training."""
     deterministic: bool | None = None
-    """Take the most likely action; --no-deterministic: sample one. Unset: the run's own setting
+    """Take the most likely action, or sample one (DQN, DRQN: random with probability
+    exploration_final_eps; TD3: with exploration noise); unset: as the run's own evaluations
     (eval_deterministic)."""
     fps: float | None = None
     """Frames per second; unset: the environment's own rate."""
@@ -43,14 +49,23 @@ class RecordArgs:
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Device of the networks; unset: as in training."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that may be imported if the checkpoint names them; without a value: all."""
+    """Python modules (environments, wrappers, encoders) that the checkpoint may import; without a
+    value: any; unset: any for checkpoints that you wrote on this machine, otherwise only Gymnasium
+    and rl_training."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
 
 
 def main(args: list[str]) -> int:
-    """Entry point."""
-    from rl_training._internal.flags import parse_flags
-
-    options: RecordArgs = parse_flags(RecordArgs, args, "rl-training record")
+    """Run the command."""
+    text = HelpText(
+        "RUN [flags]",
+        examples=(
+            "rl-training record runs/RUN",
+            "rl-training record runs/RUN --output best.gif --num-episodes 2",
+        ),
+    )
+    options: RecordArgs = parse_flags(RecordArgs, args, "rl-training record", text)
     check_output(Path("video.mp4") if options.output is None else options.output)
     from rl_training.tools import episodes
 
@@ -64,6 +79,7 @@ def main(args: list[str]) -> int:
     player = episodes.PolicyPlayer(policy, deterministic=options.deterministic, seed=seed)
     output = options.output or _default_output(options, step)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(episodes.sdl_without_display())
         envs: list[Any] = episodes.evaluation_envs(policy.config, options.num_episodes, "rgb_array")
         for env in envs:
             stack.callback(_close, env)
@@ -71,6 +87,7 @@ def main(args: list[str]) -> int:
         fps = options.fps or episodes.natural_fps(policy.config, envs[0])
         add = stack.enter_context(open_video(output, fps))
         finished, frames, said = 0, 0, time.monotonic()
+        results: list[dict[str, Any]] = []
         quotas = episodes.shares(options.num_episodes, len(envs))
         for env, quota in zip(envs, quotas, strict=True):
             for moment in episodes.played(
@@ -80,12 +97,16 @@ def main(args: list[str]) -> int:
                 frames += 1
                 if moment.last:
                     show(moment.result())
+                    results.append({"return": moment.ret, "length": moment.step})
                 elif time.monotonic() - said > _SECONDS_BETWEEN_LINES:
                     said = time.monotonic()
                     say(moment.caption())
             finished += quota
     name = one_line(str(output))
-    show(f"{name}: {frames} frames, {frames / fps:.1f} s at {fps:g} a second\n")
+    show(f"{name}: {frames} frames, {frames / fps:.1f} s at {fps:g} frames per second\n")
+    if options.json:
+        video = {"output": str(output), "frames": frames, "fps": fps}
+        show(json.dumps({**video, "episodes": results}) + "\n")
     return 0
 
 

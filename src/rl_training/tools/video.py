@@ -1,4 +1,4 @@
-"""Videos and GIFs from pictures: a caption above each, one frame at a time, whole or not at all."""
+"""Write videos and GIFs frame by frame, with a caption above each; no partial file remains."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ FORMATS = (".mp4", ".gif")
 _NEEDED = ("imageio_ffmpeg", "PIL")
 _MIN_WIDTH = 320
 _FASTEST_GIF = 50
-"""Frames a second: browsers play shorter delays than two hundredths of a second slowly."""
+"""Highest frame rate of a GIF: browsers slow down delays below 0.02 s."""
 _GIF_PALETTES = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1"
-"""A palette for every frame, so that none has to be held back until the last is known."""
+"""One palette per frame, so that frames can be written before the last one is known."""
 
 
 def check_output(path: Path) -> None:
-    """Refuse a format that is not written, and say what to install, before anything is played."""
+    """Raise UserError if the format is not supported or a package is missing."""
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--output {path} must end in {' or '.join(FORMATS)}")
     if path.is_dir():
-        raise UserError(f"--output {path} is a folder: name a file in it")
+        raise UserError(f"--output {path} is a folder: give a file name")
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise UserError("recording needs an extra: pip install 'rl_training[video]'")
 
 
 def captioned(picture: Array, text: str) -> Array:
-    """The picture under a strip with ``text``, so that nothing of it is hidden.
+    """Return the picture with a caption strip above it.
 
-    Small ones are enlarged, and odd sizes padded to the even ones that H.264 wants.
+    Small pictures are enlarged, and odd sizes padded to even ones, which H.264 requires.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -56,7 +56,7 @@ def captioned(picture: Array, text: str) -> Array:
 
 @contextlib.contextmanager
 def open_video(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
-    """A function that adds a frame; the file is there once the context ends without an error."""
+    """Yield a function that adds a frame; the file appears when the context ends without error."""
     temporary = path.with_name(f".{path.stem}-{secrets.token_hex(8)}.tmp{path.suffix}")
     encoder = _Encoder(temporary, fps)
     try:
@@ -72,7 +72,7 @@ def open_video(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
 
 
 class _Encoder:
-    """ffmpeg, begun with the first frame, whose size all others must have."""
+    """ffmpeg, started at the first frame; all frames must have its size."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self._path = path
@@ -87,8 +87,8 @@ class _Encoder:
             self._frames.send(None)
         if frame.shape != self._shape:
             raise UserError(
-                f"the environment's pictures change their size, from {self._shape[1::-1]}"
-                f" to {frame.shape[1::-1]}: a video cannot show that"
+                f"the environment's pictures changed size from {self._shape[1::-1]}"
+                f" to {frame.shape[1::-1]}: all frames of a video must have the same size"
             )
         self._frames.send(np.ascontiguousarray(frame))
 

@@ -1,4 +1,4 @@
-"""Measures a config and its alternatives within a time limit, and says which are faster."""
+"""Measure the speed of a config and of alternatives within a time limit."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rl_training.tools.doctor.system import System
 from rl_training.tools.doctor.trials import Trial, baseline, combined, trials
 
 WORTH_TELLING = 0.05
-"""Gain from which on a recommendation is made, if noise is not larger."""
+"""Smallest gain that is recommended, if noise is not larger."""
 _WINDOWS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a trial."""
+    """The measurement of a trial."""
 
     trial: Trial
     rates: tuple[float, ...]
     reason: str = ""
-    """Why there are no figures."""
+    """Why there are no measurements; empty if there are."""
 
     @property
     def rate(self) -> float:
@@ -40,7 +40,7 @@ class Result:
 
     @property
     def spread(self) -> float:
-        """How far windows lie from the median, as a share of it."""
+        """Largest deviation of a window from the median, relative to it."""
         if not self.rates:
             return 0.0
         return max(abs(rate - self.rate) for rate in self.rates) / self.rate
@@ -48,7 +48,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Where the time goes, and what would be faster."""
+    """Shares of time of a config, and results of all trials."""
 
     device: str
     base: Result
@@ -58,41 +58,41 @@ class Advice:
     tried: tuple[Result, ...]
 
     def ratio(self, result: Result) -> float:
-        """Against the config as it is."""
+        """Return the speed relative to the unchanged config."""
         return result.rate / self.base.rate
 
     def noise(self, result: Result) -> float:
-        """The gain under which this result tells nothing."""
+        """Return the gain below which a difference may be noise."""
         return max(self.base.spread, result.spread)
 
     def is_faster(self, result: Result) -> bool:
-        """Whether it is, beyond noise."""
+        """Return whether a result is faster than the config by more than noise."""
         return bool(result.rates) and self.ratio(result) - 1 > max(
             WORTH_TELLING, self.noise(result)
         )
 
     def is_slower(self, result: Result) -> bool:
-        """Whether it is, beyond noise."""
+        """Return whether a result is slower than the config by more than noise."""
         return 1 - self.ratio(result) > max(WORTH_TELLING, self.noise(result))
 
 
 def advise(
     config: TrainConfig[Any], system: System, seconds: float, say: Callable[[str], None]
 ) -> Advice:
-    """Measure for about so many seconds."""
-    laboratory = _Laboratory(config, seconds, say)
-    first = laboratory.first()
+    """Measure a config and its trials for about ``seconds`` seconds."""
+    runner = _TrialRunner(config, seconds, say)
+    first = runner.first()
     measured = Result(baseline(), tuple(first["rates"]))
     candidates = trials(config, first["device"], system, first["shares"])
     tried = [
-        laboratory.attempt(trial, still_to_come=len(candidates) - i)
+        runner.attempt(trial, still_to_come=len(candidates) - i)
         for i, trial in enumerate(candidates)
     ]
     rough = Advice(first["device"], measured, {}, 0.0, 0.0, tuple(tried))
     winners = [r.trial for r in tried if rough.is_faster(r) and not r.trial.changes]
     if (both := combined(winners, {r.trial.name: r.rate for r in tried})) is not None:
-        tried.append(laboratory.attempt(both, still_to_come=1))
-    again = laboratory.attempt(baseline(), still_to_come=0)
+        tried.append(runner.attempt(both, still_to_come=1))
+    again = runner.attempt(baseline(), still_to_come=0)
     return Advice(
         device=first["device"],
         base=Result(baseline(), (*measured.rates, *again.rates)),
@@ -103,8 +103,8 @@ def advise(
     )
 
 
-class _Laboratory:
-    """Runs children one at a time, in a temporary folder, until the time is up."""
+class _TrialRunner:
+    """Runs child processes one at a time in a temporary folder until the time limit."""
 
     def __init__(
         self, config: TrainConfig[Any], seconds: float, say: Callable[[str], None]
@@ -116,29 +116,29 @@ class _Laboratory:
         self._say = say
 
     def first(self) -> dict[str, Any]:
-        """The config as it is, with where its time goes; the whole limit may go into this."""
-        self._say("the config as it is, and where its time goes")
+        """Measure the unchanged config and its shares of time; this may use the whole limit."""
+        self._say("the unchanged config, and its time per part")
         begun = time.monotonic()
         reply = self._child(self._config, profile=True, limit=self._left())
         if reply is None:
             raise UserError(
                 f"a few iterations of {self._config.algo} on {self._config.env_id} take longer than"
-                " the time given: raise --seconds"
+                " the time limit: raise --seconds"
             )
         if reply["error"] is not None:
             raise ConfigError(reply["error"])
-        # What a child takes beside measuring; its profile is a window more.
+        # Overhead of a child process besides its windows; the profile is one more window.
         self._start_up = max(1.0, time.monotonic() - begun - self._measure * (1 + 1 / _WINDOWS))
         return reply
 
     def attempt(self, trial: Trial, *, still_to_come: int) -> Result:
-        """Measure one trial, leaving time for those that follow (each at its usual cost)."""
+        """Measure one trial, and leave enough time for the ``still_to_come`` others."""
         usual = self._start_up + self._measure
         limit = self._left() - still_to_come * usual
         if limit < usual:
             limit = usual if self._left() >= usual else 0.0
         if limit == 0.0:
-            return Result(trial, (), "not tried: the time was up (--seconds)")
+            return Result(trial, (), "not tried: no time left (--seconds)")
         self._say(trial.name)
         try:
             config = self._config.with_overrides(**trial.overrides)
@@ -146,7 +146,7 @@ class _Laboratory:
             return Result(trial, (), f"not possible: {error}")
         reply = self._child(config, profile=False, limit=limit)
         if reply is None:
-            return Result(trial, (), f"stopped after {limit:.0f} s, not warm yet (--seconds)")
+            return Result(trial, (), f"stopped after {limit:.0f} s, during warm-up (--seconds)")
         if reply["error"] is not None:
             return Result(trial, (), f"not possible: {reply['error']}")
         return Result(trial, tuple(reply["rates"]))
@@ -157,7 +157,7 @@ class _Laboratory:
     def _child(
         self, config: TrainConfig[Any], *, profile: bool, limit: float
     ) -> dict[str, Any] | None:
-        """What the child replied; None where the time was up first."""
+        """Return the child's reply; None if it exceeded its time limit."""
         with tempfile.TemporaryDirectory(prefix="rl_training-doctor-") as folder:
             request = {
                 "settings": config.to_dict(),
@@ -179,9 +179,9 @@ class _Laboratory:
 
 
 def _run(command: list[str], limit: float) -> tuple[str, str, int | None]:
-    """Output, errors and exit code (None: stopped at its limit) of a process.
+    """Run a process; return output, errors and exit code (None: stopped at its limit).
 
-    It ends with all that it started, whatever happens.
+    The process and all its children are ended in every case.
     """
     group = os.name == "posix"
     process = subprocess.Popen(  # noqa: S603 - ourselves

@@ -24,7 +24,7 @@ class DoctorArgs:
     """
 
     config: str | None = None
-    """Preset or YAML file to measure."""
+    """Preset or YAML file to measure; unset: measure nothing."""
     seconds: float = 60.0
     """Approximate total time for measurements, in seconds."""
     json: bool = False
@@ -33,9 +33,11 @@ class DoctorArgs:
 
 def main(args: list[str]) -> int:
     """Entry point."""
+    from rl_training._internal.flag_help import HelpText
     from rl_training._internal.flags import parse_flags
 
-    options: DoctorArgs = parse_flags(DoctorArgs, args, "rl-training doctor")
+    text = HelpText(examples=("rl-training doctor", "rl-training doctor --config ppo/cartpole"))
+    options: DoctorArgs = parse_flags(DoctorArgs, args, "rl-training doctor", text)
     if options.seconds < _LEAST_SECONDS:
         raise ConfigError(f"--seconds must be at least {_LEAST_SECONDS:g}; got {options.seconds:g}")
     config: Any = None
@@ -62,6 +64,12 @@ def main(args: list[str]) -> int:
 
 def _as_text(advice: Advice, name: str, checkpoint_interval: int) -> str:
     base = advice.base
+    if not advice.shares:
+        return (
+            f"\n{name} on {advice.device}: roughly {base.rate:,.0f} steps/s, from its first"
+            " iterations alone.\nThe time limit was reached before the parts of a step were"
+            " measured: raise --seconds.\n"
+        )
     lines = [
         "",
         f"{name} on {advice.device}: {base.rate:,.0f} steps/s (+/- {base.spread:.0%})",
@@ -120,6 +128,8 @@ def _recommendation(advice: Advice, name: str) -> list[str]:
                 f"faster, {advice.ratio(best):.2f}x, {problem}{why}:",
                 f"  rl-training train {shlex.quote(name)} {best.trial.flags}",
             ]
+    if not any(result.rates for result in advice.tried):
+        return ["no alternative was measured" + (": raise --seconds" if advice.tried else "")]
     return lines or ["none of these is clearly faster: keep the config"]
 
 

@@ -1,8 +1,8 @@
-"""One short real run of a config, timed. A process of its own: ``python -m ... REQUEST``.
+"""Measure one short training run of a config, in its own process: ``python -m ... REQUEST``.
 
-The request is JSON (see `Request`), the reply JSON on the last line. The run is that of the config
-but for what would not show in a few seconds: warm-ups are short, epsilon is at its final value,
-evaluation and checkpoints at intervals are left out.
+The request is JSON (see `Request`), the reply is JSON in the last line of the output. The run
+differs from the config only where a few seconds would not be typical: warm-ups are short, epsilon
+has its final value, and there are no evaluations or checkpoints at intervals.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from rl_training.runtime.trainer import Trainer
 PARTS = ("environment", "inference", "storing", "update", "logging")
 _WARM_UP_STEPS = 500
 _FIRST_ITERATION = 50
+_POLICY_PHASES = 2
+_LARGEST_REPLAY = 50_000
 _SHORT_ITERATION = 0.2
 _ENDLESS = 10**9
 
@@ -37,13 +39,13 @@ class Request:
 
     settings: dict[str, Any]
     folder: str
-    """Where the run folder goes."""
+    """Folder in which the run folder is created."""
     seconds: float
-    """To measure for, after the warm-up."""
+    """Seconds to measure, after the warm-up."""
     windows: int
-    """Parts of that time, for the spread between them."""
+    """Number of windows that this time is divided into, to measure the spread."""
     profile: bool
-    """Also measure where the time goes, in one more window."""
+    """Also measure the time of each part of the loop, in one more window."""
 
 
 @dataclasses.dataclass
@@ -52,23 +54,28 @@ class Reply:
 
     device: str = "cpu"
     rates: list[float] = dataclasses.field(default_factory=list)
-    """Steps per second, window by window."""
+    """Steps per second of each window."""
     shares: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Of the time, by part; what is left is the loop itself."""
+    """Share of time per part; the rest is the loop itself."""
     transfer: float = 0.0
-    """Share of the time in which memory is copied to or from the device (inside other parts)."""
+    """Share of time of copies to and from the device, which are part of the other shares."""
     checkpoint_seconds: float = 0.0
     error: str | None = None
 
 
 def shortened(config: TrainConfig[Any], folder: str) -> TrainConfig[Any]:
-    """The config as it is measured."""
+    """Return the config of the measured run."""
     knobs = config.algo_kwargs
     changed: dict[str, Any] = {}
     if hasattr(knobs, "learning_starts"):
         changed["learning_starts"] = min(knobs.learning_starts, _WARM_UP_STEPS)
+        # A replay buffer of a million images takes seconds to allocate.
+        changed["buffer_size"] = min(knobs.buffer_size, _LARGEST_REPLAY)
     if hasattr(knobs, "exploration_initial_eps"):
         changed["exploration_initial_eps"] = knobs.exploration_final_eps
+    if hasattr(knobs, "policy_phases"):
+        # The time of an auxiliary phase is proportional to the number of rollouts before it.
+        changed["policy_phases"] = min(knobs.policy_phases, _POLICY_PHASES)
     return config.with_overrides(
         output_dir=folder,
         total_timesteps=_ENDLESS,
@@ -81,7 +88,7 @@ def shortened(config: TrainConfig[Any], folder: str) -> TrainConfig[Any]:
 
 
 class Clock(Callback):
-    """Times windows of whole iterations once the run is warm, then ends it."""
+    """Measures windows of whole iterations after the warm-up, then stops the run."""
 
     def __init__(self, request: Request) -> None:
         self.reply = Reply()
@@ -103,20 +110,23 @@ class Clock(Callback):
         self._last = time.perf_counter()
 
     def on_checkpoint(self, trainer: Trainer, event: CheckpointSaved) -> None:
-        """Note how long it took to write."""
+        """Record how long the checkpoint took."""
         del trainer
         self.reply.checkpoint_seconds = event.seconds
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
-        """Open and close windows."""
+        """Start and end windows."""
         _synchronize(trainer.device.type)
-        now = time.perf_counter()
+        before, now = self._last, time.perf_counter()
         self._lengthen(trainer, now)
         self._has_learnt |= any(name.startswith("losses/") for name in event.metrics)
         if not self._has_learnt:
             return
         self._iterations += 1
-        # PPG's auxiliary phase comes after so many iterations, and belongs to each window.
+        if not self.reply.rates:  # a rough value, in case the process is stopped during warm-up
+            rough = (event.step - event.previous_step) / (now - before)
+            publish(dataclasses.replace(self.reply, rates=[rough]))
+        # PPG runs an auxiliary phase every few iterations; each window must contain one.
         cycle = int(getattr(trainer.config.algo_kwargs, "policy_phases", 1))
         if self._window is None:
             if self._iterations > max(2, cycle):
@@ -143,7 +153,7 @@ class Clock(Callback):
                 trainer.request_stop("measured")
         else:
             reply.rates.append(steps / seconds)
-            publish(reply)  # the time may be up before the rest is known
+            publish(reply)  # the process may be stopped before the rest is measured
             if len(reply.rates) == self._request.windows:
                 if self._request.profile:
                     self._spent = time_parts(trainer)
@@ -151,7 +161,7 @@ class Clock(Callback):
                     trainer.request_stop("measured")
 
     def _lengthen(self, trainer: Trainer, now: float) -> None:
-        """Short iterations where steps are slow, long ones where reporting would weigh."""
+        """Lengthen iterations of fast steps, so that reporting takes a small share of the time."""
         if isinstance(trainer, OffPolicyTrainer) and now - self._last < _SHORT_ITERATION:
             trainer.iteration_steps = min(2 * trainer.iteration_steps, self._longest_iteration)
         self._last = now
@@ -165,12 +175,12 @@ class _Window:
 
 
 def time_parts(trainer: Trainer) -> dict[str, float]:
-    """Return seconds spent in each part of the loop, which are counted from now on.
+    """Return a dict in which the seconds of each part of the loop are summed from now on.
 
-    An accelerator is waited for at the end of each, so that work counts where it was requested.
+    The accelerator is synchronised after each part, so that work counts where it was launched.
     """
     spent = dict.fromkeys(PARTS, 0.0)
-    device = trainer.device.type  # not the trainer, which would then refer to itself
+    device = trainer.device.type  # only the name: a reference to the trainer would be a cycle
 
     def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -211,14 +221,14 @@ def _copying_seconds(profiler: Any) -> float:
 
 
 def publish(reply: Reply) -> None:
-    """Say what is known by now; the last line counts."""
+    """Print the reply so far as JSON; the parent reads the last line."""
     output = sys.__stdout__ or sys.stdout
     output.write("\n" + json.dumps(dataclasses.asdict(reply)) + "\n")
     output.flush()
 
 
 def measure(request: Request) -> Reply:
-    """Run, and say how fast it was."""
+    """Train as requested and return the speed."""
     clock = Clock(request)
     config = shortened(config_from_mapping(request.settings), request.folder)
     ExperimentManager.setup(config, callbacks=[clock]).train()
@@ -231,7 +241,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     request = Request(**json.loads(sys.argv[1]))
     try:
-        # What an environment prints must not be taken for the reply.
+        # Output of an environment must not be read as the reply.
         with contextlib.redirect_stdout(sys.stderr):
             reply = measure(request)
     except UserError as error:

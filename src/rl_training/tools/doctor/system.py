@@ -1,4 +1,4 @@
-"""What is installed, what the machine has, and which device a run would use."""
+"""Installed versions, hardware, and the device that a run would use."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _SHOWN = ("torch", "gymnasium", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What ``device: auto`` takes."""
+    """The devices that ``device: auto`` selects."""
 
     vectors: str
     images: str
     reason: str
-    """Why images get no accelerator, or which one it is."""
+    """Name of the accelerator, or why there is none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cpu:
-    """Cores there are, cores this process may use, and what runs on them already."""
+    """CPU cores of the machine, cores that this process may use, and load average."""
 
     cores: int
     usable: int
@@ -41,20 +41,20 @@ class Cpu:
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """An optional part of the package."""
+    """An optional set of dependencies."""
 
     name: str
     missing: tuple[str, ...]
 
     @property
     def command(self) -> str:
-        """How to add it."""
-        return f"pip install '{_PACKAGE}[{self.name}]'"
+        """The command that installs it."""
+        return f"in the clone: pip install '.[{self.name}]'"
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """All that ``rl-training doctor`` says without measuring."""
+    """The part of ``rl-training doctor`` that needs no measurement."""
 
     versions: dict[str, str]
     device: Device
@@ -63,11 +63,11 @@ class System:
     memory_gib: float | None
     memory_free_gib: float | None
     extras: tuple[Extra, ...]
-    """Empty where the package runs from its source, not installed."""
+    """Empty if the package is not installed but run from source."""
 
 
 def examine() -> System:
-    """Look at everything; torch is loaded for it."""
+    """Return versions and hardware; imports torch."""
     total, free = _memory()
     return System(
         versions=_versions(),
@@ -97,7 +97,7 @@ def _installed(name: str) -> str | None:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler that ``acceleration: compile`` would find on a CPU."""
+    """Return the C++ compiler that ``acceleration: compile`` would use on a CPU, if any."""
     names = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
@@ -105,7 +105,7 @@ def find_compiler() -> str | None:
 def _device() -> Device:
     import torch
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         cuda = torch.cuda.is_available()
     if cuda:
@@ -114,10 +114,10 @@ def _device() -> Device:
         return Device("cpu", "cuda", name)
     if torch.backends.mps.is_available():
         return Device("cpu", "mps", "Apple's GPU (Metal)")
-    return Device("cpu", "cpu", _why_no_cuda(tuple(str(warning.message) for warning in told)))
+    return Device("cpu", "cpu", _why_no_cuda(tuple(str(warning.message) for warning in warned)))
 
 
-def _why_no_cuda(told: tuple[str, ...]) -> str:
+def _why_no_cuda(warned: tuple[str, ...]) -> str:
     import torch
 
     has_card = Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))
@@ -135,8 +135,8 @@ def _why_no_cuda(told: tuple[str, ...]) -> str:
     try:
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:
-        told = (*told, str(error))
-    reason = " ".join(" ".join(told).split()) or "torch finds no GPU"
+        warned = (*warned, str(error))
+    reason = " ".join(" ".join(warned).split()) or "torch finds no GPU"
     return (
         f"there is an NVIDIA driver, but CUDA {torch.version.cuda} does not start: {reason[:300]}"
     )
@@ -152,7 +152,7 @@ def _cpu() -> Cpu:
 
 
 def _memory() -> tuple[float | None, float | None]:
-    """GiB there are and GiB that are free, within a container's limit."""
+    """Return total and free memory in GiB, within a container's limit."""
     kilobytes = {
         line.split(":")[0]: int(line.split()[1])
         for line in _read("/proc/meminfo").splitlines()
@@ -178,7 +178,7 @@ def _read(path: str) -> str:
 
 
 def _extras() -> tuple[Extra, ...]:
-    """From the package's own metadata, so that no list is kept twice."""
+    """Return the extras listed in the package's metadata."""
     from packaging.requirements import Requirement
 
     if _installed(_PACKAGE) is None:
@@ -193,15 +193,17 @@ def _extras() -> tuple[Extra, ...]:
             if need.marker is not None
             and need.marker.evaluate({"extra": name})
             and not need.marker.evaluate({"extra": ""})
-            and need.name.replace("-", "_") != _PACKAGE  # an extra made of others
+            and need.name.replace("-", "_") != _PACKAGE  # an extra that combines others
         ]
         if of_extra:
-            missing = tuple(f"{need.name}{need.specifier}" for need in of_extra if _lacks(need))
+            missing = tuple(
+                f"{need.name}{need.specifier}" for need in of_extra if _is_missing(need)
+            )
             found.append(Extra(name, missing))
     return tuple(found)
 
 
-def _lacks(need: Requirement) -> bool:
+def _is_missing(need: Requirement) -> bool:
     version = _installed(need.name)
     return version is None or not need.specifier.contains(version, prereleases=True)
 
@@ -209,16 +211,22 @@ def _lacks(need: Requirement) -> bool:
 def _busy(cpu: Cpu) -> str:
     if cpu.load is None or cpu.load < cpu.usable * 0.75:
         return ""
-    return ": other programs are running, so that what is measured now is slower and noisy"
+    return ": other programs are running, so measurements are slower and noisy"
+
+
+def _selected(device: Device) -> str:
+    if device.images == device.vectors == "cpu":
+        return "cpu (no usable GPU)"
+    return f"{device.images} for images, {device.vectors} for vectors (faster there)"
 
 
 def as_text(system: System) -> str:
-    """For the screen."""
+    """Return the text for the terminal."""
     device, cpu = system.device, system.cpu
     versions = ", ".join(f"{name} {version}" for name, version in system.versions.items())
     lines = [
         f"installed  {versions}",
-        f"device     auto: {device.images} for images, {device.vectors} for vectors (faster there)",
+        f"device     auto: {_selected(device)}",
         f"           {device.reason}",
         f"compiler   {system.compiler or 'none'}"
         + ("" if system.compiler else " (acceleration: compile needs g++ or clang++ on a CPU)"),
@@ -232,7 +240,7 @@ def as_text(system: System) -> str:
         lines.append(f"extras     unknown: {_PACKAGE} runs from its source (pip install -e .)")
         return "\n".join(lines) + "\n"
     there = [extra.name for extra in system.extras if not extra.missing]
-    lines.append(f"extras     there: {', '.join(there) or 'none'}")
+    lines.append(f"extras     installed: {', '.join(there) or 'none'}")
     width = max(len(extra.name) for extra in system.extras)
     lines += [
         f"           missing: {extra.name:{width}s}  {extra.command}  ({', '.join(extra.missing)})"

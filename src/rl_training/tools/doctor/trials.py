@@ -1,4 +1,4 @@
-"""Other ways to run the same config that may be faster."""
+"""Alternative settings of a config that may be faster."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rl_training.tools.doctor.system import System
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Settings to lay on the config."""
+    """Settings that replace those of the config."""
 
     overrides: dict[str, Any]
     changes: str = ""
-    """What becomes of the learning problem, if it is another then."""
+    """How the settings change learning; empty if they do not."""
 
     @property
     def name(self) -> str:
-        """The settings in words."""
+        """The settings as text."""
         return ", ".join(f"{k}: {v}" for k, v in self.overrides.items()) or "as it is"
 
     @property
@@ -38,26 +38,26 @@ def _flag(name: str, value: Any) -> str:
 
 
 def baseline() -> Trial:
-    """The config as it is."""
+    """Return the trial of the unchanged config."""
     return Trial({})
 
 
 _HASTENS = {
     "vectorization": ("environment",),
     "overlap": ("environment",),
-    "num_envs": ("inference",),  # one batch for all; each environment takes as long as before
+    "num_envs": ("inference",),  # inference is batched; each environment takes as long as before
     "device": ("inference", "update"),
     "acceleration": ("inference", "update"),
 }
-"""The parts of a training step that a setting is about."""
+"""The parts of a training step that a setting may make faster."""
 
 
 def trials(
     config: TrainConfig[Any], device: str, system: System, shares: Mapping[str, float]
 ) -> list[Trial]:
-    """What may be faster for a config that runs on ``device`` and spends its time as ``shares``.
+    """Return trials that may be faster on ``device``, given the ``shares`` of time per part.
 
-    What is about the largest part comes first, since time may not suffice for all.
+    Trials of the largest part come first, since there may not be time for all.
     """
     found = [Trial(overrides) for overrides in _vectorizations(config)]
     found += [
@@ -72,7 +72,7 @@ def trials(
 
 
 def _within_reach(trial: Trial, shares: Mapping[str, float]) -> float:
-    """The share of a training step that a trial is about."""
+    """Return the share of a training step that a trial may make faster."""
     parts = {part for setting in trial.overrides for part in _HASTENS[setting]}
     return sum(shares.get(part, 0.0) for part in parts)
 
@@ -105,16 +105,16 @@ def _other_problem(config: TrainConfig[Any], times: int) -> str:
         before = knobs.num_steps * config.num_envs
         return (
             f"each update then learns from {times * before:,} transitions instead of {before:,},"
-            " and there are fewer updates: tune anew"
+            " and there are fewer updates: tune the hyperparameters again"
         )
     return (
-        "updates per step stay the same, but each comes after more steps of one policy:"
-        " check what it learns"
+        "the updates per step stay the same, but the policy collects more steps between updates:"
+        " check the returns"
     )
 
 
 def _is_valid(config: TrainConfig[Any], trial: Trial) -> bool:
-    """Whether the config takes it, and the environment has such a vector."""
+    """Return whether the config is valid and the environment supports the vectorization."""
     try:
         other = config.with_overrides(**trial.overrides)
         source: Any = EnvRecipe.from_config(other).source
@@ -125,7 +125,7 @@ def _is_valid(config: TrainConfig[Any], trial: Trial) -> bool:
 
 
 def combined(winners: Sequence[Trial], rates: Mapping[str, float]) -> Trial | None:
-    """The fastest winner of each setting together, where there are several."""
+    """Return a trial of the fastest value of each setting; None if there is only one setting."""
     together: dict[str, Any] = {}
     for trial in sorted(winners, key=lambda trial: rates[trial.name]):
         together |= trial.overrides

@@ -38,7 +38,7 @@ class ReportArgs:
     output: Path = Path("report")
     """Folder for report.html and its figures (PNG); created if missing."""
     metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Plot and score this metric, e.g. losses/loss, instead of evaluation and training returns."""
+    """Plot and score this metric, e.g. losses/loss; unset: evaluation and training returns."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
 
@@ -54,9 +54,14 @@ class WrittenReport:
 
 def main(args: list[str]) -> int:
     """The command."""
+    from rl_training._internal.flag_help import HelpText
     from rl_training._internal.flags import parse_flags
 
-    options: ReportArgs = parse_flags(ReportArgs, args, "rl-training report")
+    text = HelpText(
+        "RUNS... [flags]",
+        examples=("rl-training report runs", "rl-training report runs --metric losses/loss"),
+    )
+    options: ReportArgs = parse_flags(ReportArgs, args, "rl-training report", text)
     if not options.runs:
         raise UserError("name at least one run folder, or a folder that contains some: runs/")
     written = write_report(options.runs, options.output, metric=options.metric)
@@ -64,12 +69,16 @@ def main(args: list[str]) -> int:
     for remark in report.remarks:
         say(f"note: {one_line(remark)}")
     show_result(
-        f"{len(report.runs)} runs in {len(report.results)} groups,"
+        f"{_count(len(report.runs), 'run')} in {_count(len(report.results), 'group')},"
         f" {len(report.damaged)} damaged\npage: {one_line(str(written.page))}\n"
     )
     if options.json:
         show_result(json.dumps(_as_json(written)) + "\n")
     return 0
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def write_report(

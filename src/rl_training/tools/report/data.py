@@ -1,4 +1,4 @@
-"""Run folders as a report sees them: found, and read or listed as damaged."""
+"""Find and read run folders for a report; folders that cannot be read are listed as damaged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FILES = ("config.yaml", "metadata.json", "metrics.jsonl", "summary.json")
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One readable run folder."""
 
     path: Path
     config: Mapping[str, Any]
-    """Flat: algorithm knobs are 'algo_kwargs.NAME'."""
+    """Flat: hyperparameters of the algorithm are 'algo_kwargs.NAME'."""
     metadata: Mapping[str, Any]
     status: str
     """'finished', 'interrupted', 'failed', or 'no end recorded' (still running, or killed)."""
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it ran to its end."""
+        """Whether the run is complete."""
         return self.status == "finished"
 
     @property
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def env_id(self) -> str:
-        """The environment's id; where a function made it, that is a label, and both are told."""
+        """The environment's id, and the name of the ``env_fn`` that created it, if any."""
         made_by = self.metadata.get("env_fn")
         env_id = str(self.config["env_id"])
         return env_id if made_by is None else f"{env_id} (env_fn {made_by})"
@@ -79,17 +79,17 @@ class DamagedRun:
 
 
 def find_run_folders(paths: Sequence[Path]) -> list[Path]:
-    """The run folders at or below ``paths``, each one once."""
+    """Return the run folders at or below ``paths``, without duplicates."""
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist")
         if not path.is_dir():
-            raise UserError(f"{path} is not a folder; name a run folder, or one that holds some")
+            raise UserError(f"{path} is not a folder: give a run folder, or one that contains some")
         here = list(_walk(path))
         if not here:
             raise UserError(
-                f"no runs found in {path}: a run folder holds config.yaml, metadata.json"
+                f"no runs found in {path}: a run folder contains config.yaml, metadata.json"
                 " and metrics.jsonl"
             )
         for folder in here:
@@ -99,16 +99,16 @@ def find_run_folders(paths: Sequence[Path]) -> list[Path]:
 
 def _walk(path: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(path):
-        if sum(name in files for name in _FILES) >= 2:  # one that lost a file is still shown
+        if sum(name in files for name in _FILES) >= 2:  # a folder that lost a file is still listed
             below.clear()
             yield Path(folder)
 
 
 def read_runs(
     folders: Iterable[Path], metrics: Sequence[str]
-) -> tuple[list[Run], list[DamagedRun]]:
-    """Read every folder; what cannot be read comes back with the reason."""
-    runs: list[Run] = []
+) -> tuple[list[StoredRun], list[DamagedRun]]:
+    """Read all folders; return the runs, and the damaged folders with the reason."""
+    runs: list[StoredRun] = []
     damaged: list[DamagedRun] = []
     for folder in folders:
         try:
@@ -120,8 +120,8 @@ def read_runs(
     return runs, damaged
 
 
-def read_run(folder: Path, metrics: Sequence[str]) -> Run:
-    """Read one folder, keeping the named metrics."""
+def read_run(folder: Path, metrics: Sequence[str]) -> StoredRun:
+    """Read one run folder and the named metrics."""
     config = _read_config(folder / "config.yaml")
     metadata = _read_metadata(folder / "metadata.json")
     log = read_log(folder / "metrics.jsonl", metrics)
@@ -133,7 +133,7 @@ def read_run(folder: Path, metrics: Sequence[str]) -> Run:
     elif log.last_step > step:
         # A resumed run writes its summary only when it ends again.
         status, reason, step = "no end recorded", "resumed; still running, or killed", log.last_step
-    return Run(
+    return StoredRun(
         path=folder,
         config=config,
         metadata=metadata,
@@ -156,7 +156,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise DamagedError(str(error).replace(str(path), "config.yaml")) from None
     if not isinstance(content, dict):
-        raise DamagedError("config.yaml does not hold settings")
+        raise DamagedError("config.yaml does not contain settings")
     flat = dict(_flatten(plain_mapping(content, path.name)))
     require_names(path.name, flat, "algo", "env_id")
     require_counts(path.name, flat, seed=10**100, total_timesteps=MAX_STEP)
@@ -165,7 +165,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
-    """What describes a run and its resumes."""
+    """Return the metadata of a run and its resumes."""
     content = read_mapping(path)
     require_types(path.name, content, created=str, command=list, resumes=list)
     require_types(path.name, content, hardware=dict, versions=dict)
@@ -175,7 +175,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """What a trainer writes when a run ends; empty before."""
+    """Return the summary that is written when a run ends; empty if there is none yet."""
     if not path.exists():
         return {}
     content = read_mapping(path)

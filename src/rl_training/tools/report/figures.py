@@ -1,4 +1,4 @@
-"""Learning curves, drawn once with colours of the page's theme and once as a PNG of its own."""
+"""Learning curves: as SVG in the colours of the page's theme, and as a separate PNG."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rl_training.tools.report.format import compact, tick, time_unit
 from rl_training.tools.report.stats import Axis, Curve, thin
 
 COLOURS = 6
-"""Colours of the palette; after these, lines take another dash."""
+"""Number of colours; further lines reuse them with another dash pattern."""
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 _SET_ASIDE_DASH = (0, (2, 2))
 _LONGEST_TEXT = 120
-"""Characters of a title or a label in a picture."""
+"""Most characters of a title or a label in a picture."""
 _FEW = 12
-"""Lines of so few logged points show each one."""
+"""Lines of at most this many points have markers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What one group puts in a panel."""
+    """The curves of one group in a panel."""
 
     label: str
     order: int
-    """Its place among the groups of its environment: colour and dash."""
+    """Index among the groups of its environment; selects colour and dash."""
     curve: Curve | None
-    set_aside: tuple[Curve, ...]
-    """Runs that are not aggregated, each on its own."""
+    not_aggregated: tuple[Curve, ...]
+    """Curves of single runs that are not aggregated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +55,14 @@ class _Theme:
 _LIGHT = _Theme(
     "#3c4149", "#e3e5e8", ("#0068a8", "#bf4a00", "#007a58", "#a1417a", "#8a5a00", "#565b63")
 )
-# Stand-ins that are found again in the SVG and become variables of the page's style.
+# Placeholder colours, which are replaced in the SVG by variables of the page's style.
 _VARIABLES = _Theme(
     "#0a0001", "#0a0002", tuple(f"#0b000{number}" for number in range(1, COLOURS + 1))
 )
 
 
 def panel_svg(panel: Panel, prefix: str, label: str) -> str:
-    """Inline SVG without any reference outside it; ``prefix`` keeps its ids apart."""
+    """Return inline SVG without external references; ``prefix`` makes its ids unique."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -73,11 +73,11 @@ def panel_svg(panel: Panel, prefix: str, label: str) -> str:
     text = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return _for_the_page(text.getvalue(), prefix, label)
+    return _page_svg(text.getvalue(), prefix, label)
 
 
 def environment_png(panels: Sequence[Panel]) -> bytes:
-    """All panels of an environment in one picture, with a legend."""
+    """Return a PNG of all panels of an environment, with a legend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -108,14 +108,14 @@ def environment_png(panels: Sequence[Panel]) -> bytes:
 
 
 def _draw(axes: Any, panel: Panel, theme: _Theme) -> dict[str, Any]:
-    """Draw a panel; the handles of its lines by their labels."""
+    """Draw a panel and return the handles of its lines by label."""
     furthest = max((curve.x[-1] for curve in _curves(panel.lines)), default=1.0)
     unit, scale = time_unit(furthest) if panel.axis == "seconds" else ("steps", 1.0)
     handles: dict[str, Any] = {}
     for line in panel.lines:
         colour = theme.series[line.order % COLOURS]
         dash = _DASHES[line.order // COLOURS % len(_DASHES)]
-        for curve in line.set_aside:
+        for curve in line.not_aggregated:
             (handle,) = axes.plot(
                 *_plain(curve, scale), color=colour, linewidth=1.0, linestyle=_SET_ASIDE_DASH
             )
@@ -134,11 +134,13 @@ def _draw(axes: Any, panel: Panel, theme: _Theme) -> dict[str, Any]:
             x, y, color=colour, linewidth=1.8, linestyle=dash, marker=marker, markersize=3.6
         )
         handles[line.label] = handle
-    _dress(axes, theme, f"wall time ({unit})" if panel.axis == "seconds" else "environment steps")
+    _style_axes(
+        axes, theme, f"wall time ({unit})" if panel.axis == "seconds" else "environment steps"
+    )
     return handles
 
 
-def _dress(axes: Any, theme: _Theme, x_label: str) -> None:
+def _style_axes(axes: Any, theme: _Theme, x_label: str) -> None:
     axes.set_facecolor("none")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -156,13 +158,13 @@ def _dress(axes: Any, theme: _Theme, x_label: str) -> None:
 
 
 def has_curves(lines: Sequence[Line]) -> bool:
-    """Whether there is anything to draw: seeds may have no point of time in common."""
+    """Return whether there is a curve to draw: seeds may have no common range."""
     return bool(_curves(lines))
 
 
 def _curves(lines: Sequence[Line]) -> list[Curve]:
     own = [line.curve for line in lines if line.curve is not None and len(line.curve.x)]
-    return own + [curve for line in lines for curve in line.set_aside if len(curve.x)]
+    return own + [curve for line in lines for curve in line.not_aggregated if len(curve.x)]
 
 
 def _plain(curve: Curve, scale: float) -> tuple[Any, Any]:
@@ -170,11 +172,11 @@ def _plain(curve: Curve, scale: float) -> tuple[Any, Any]:
 
 
 def _literal(text: str) -> str:
-    """Short, and without control characters and the signs that matplotlib reads as mathematics."""
+    """Return ``text`` shortened, without control characters, and with matplotlib's "$" escaped."""
     return one_line(text)[:_LONGEST_TEXT].replace("$", r"\$")
 
 
-def _for_the_page(svg: str, prefix: str, label: str) -> str:
+def _page_svg(svg: str, prefix: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
@@ -188,7 +190,7 @@ def _for_the_page(svg: str, prefix: str, label: str) -> str:
 
 
 def raw_curve(x: Any, y: Any) -> Curve:
-    """A run's own line, thinned."""
+    """Return the curve of a single run, thinned."""
     import numpy as np
 
     kept = np.unique(np.searchsorted(x, thin(x)))

@@ -1,4 +1,4 @@
-"""Numbers, durations and settings as people read them."""
+"""Numbers, durations and settings as readable text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MINUS = "\N{MINUS SIGN}"
 
 
 def compact(value: float) -> str:
-    """A number of steps: 1.5k, 2M; three digits."""
+    """Return a number of steps with three digits: 1.5k, 2M."""
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{suffix}".replace("-", _MINUS)
@@ -22,12 +22,12 @@ def compact(value: float) -> str:
 
 
 def tick(value: float) -> str:
-    """A return on an axis: in full up to five digits."""
+    """Return an axis label for a return: up to five digits in full."""
     return compact(value) if abs(value) >= 1e5 else f"{value:,.5g}".replace("-", _MINUS)
 
 
 def number(value: float | None) -> str:
-    """A score: about four digits, never in powers of ten unless it is tiny or huge."""
+    """Return a score with about four digits, in powers of ten only if it is tiny or huge."""
     if value is None or not math.isfinite(value):
         return NONE
     size = abs(value)
@@ -45,12 +45,12 @@ def number(value: float | None) -> str:
 
 
 def whole(value: float) -> str:
-    """A count, with separators."""
+    """Return a count with thousands separators."""
     return f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:
-    """``3.6 s``, ``4 min 10 s``, ``2 h 05 min``."""
+    """Return a duration such as ``3.6 s``, ``4 min 10 s`` or ``2 h 05 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -60,24 +60,24 @@ def duration(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit that a time axis reaching ``seconds`` is read in, and its length in seconds."""
+    """Return the unit of a time axis up to ``seconds``, and that unit in seconds."""
     if seconds < 120:
         return "s", 1.0
     return ("min", 60.0) if seconds < 7200 else ("h", 3600.0)
 
 
 def setting(value: Any) -> str:
-    """A value of a config, as it stands in YAML or nearly so."""
+    """Return a config value almost as it is written in YAML."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def html(value: Any) -> str:
-    """Text that is safe in a page, in an attribute too; control characters are escaped."""
+    """Return text escaped for HTML, attributes included; control characters are escaped, too."""
     return escape(printable(_decoded(str(value))), quote=True)
 
 
 def _decoded(text: str) -> str:
-    """Show names of files as UTF-8 where Python's file system encoding could not decode them."""
+    """Return a file name decoded as UTF-8 where Python's file system encoding failed."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:

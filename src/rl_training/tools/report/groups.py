@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed are one group; what tells groups apart is their label."""
+"""Groups of runs that differ only in their seed, labelled by the settings that differ."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rl_training.tools.report.data import Run
+from rl_training.tools.report.data import StoredRun
 
 _NOT_LEARNING = frozenset(
     {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}
 )
-"""Settings that leave what is learnt as it is: runs that differ in these alone are one group."""
+"""Settings that do not change the result: runs that differ only in these are one group."""
 _TASK = ("env_kwargs", "wrappers", "preprocessing", "atari")
-"""Settings that make another task of the same environment."""
+"""Settings that change the task of an environment."""
 _LABEL_KEYS = 3
 _LABEL_LENGTH = 40
 _LONGEST_LABEL = 200
@@ -28,27 +28,27 @@ class Group:
     label: str
     env_id: str
     settings: Mapping[str, Any]
-    runs: tuple[Run, ...]
-    """All of them, by seed."""
-    counted: tuple[Run, ...]
-    """Those that are aggregated: finished, one for each seed."""
+    runs: tuple[StoredRun, ...]
+    """All runs, by seed."""
+    counted: tuple[StoredRun, ...]
+    """The aggregated runs: finished, one per seed."""
 
     @property
-    def set_aside(self) -> tuple[Run, ...]:
+    def not_aggregated(self) -> tuple[StoredRun, ...]:
         """Runs that are shown but not aggregated."""
         return tuple(run for run in self.runs if run not in self.counted)
 
 
-def make_groups(runs: Iterable[Run]) -> list[Group]:
+def make_groups(runs: Iterable[StoredRun]) -> list[Group]:
     """Group runs, sorted by environment and label."""
     runs = list(runs)
     of_versions = _settings_of_some_versions(runs)
-    found: dict[str, list[Run]] = defaultdict(list)
+    found: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
         ignored = of_versions[run.algo]
         settings = {key: value for key, value in _settings(run).items() if key not in ignored}
         found[json.dumps([run.env_id, settings], sort_keys=True, default=str)].append(run)
-    alike: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[list[StoredRun]]] = defaultdict(list)
     on_env: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for _, members in sorted(found.items()):
         alike[members[0].env_id, members[0].algo].append(members)
@@ -61,10 +61,10 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     return sorted(groups, key=lambda group: (group.env_id, group.label))
 
 
-def _settings_of_some_versions(runs: Sequence[Run]) -> dict[str, set[str]]:
-    """Return settings that only some runs of an algorithm have, all of them with one value.
+def _settings_of_some_versions(runs: Sequence[StoredRun]) -> dict[str, set[str]]:
+    """Return settings that only some runs of an algorithm have, all with the same value.
 
-    They came or went with a version of this package, and tell no runs apart.
+    They were added or removed by a version of this package and do not separate groups.
     """
     by_algo: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
@@ -73,7 +73,7 @@ def _settings_of_some_versions(runs: Sequence[Run]) -> dict[str, set[str]]:
         algo: {
             key
             for key in {key for each in settings for key in each}
-            if _is_of_the_package(key)
+            if _is_package_setting(key)
             and len(having := [each[key] for each in settings if key in each]) < len(settings)
             and all(value == having[0] for value in having)
         }
@@ -81,14 +81,14 @@ def _settings_of_some_versions(runs: Sequence[Run]) -> dict[str, set[str]]:
     }
 
 
-def _is_of_the_package(key: str) -> bool:
-    """Whether a setting's name is the package's own, not a key of the user's (``env_kwargs.x``)."""
+def _is_package_setting(key: str) -> bool:
+    """Return whether a setting is the package's own, not a user's key (``env_kwargs.x``)."""
     owner, dot, _ = key.rpartition(".")
     return owner == "algo_kwargs" or (not dot and key not in _TASK)
 
 
 def common_settings(groups: Sequence[Group]) -> dict[str, Any]:
-    """What is the same in every group."""
+    """Return the settings that are the same in every group."""
     first, *others = (group.settings for group in groups)
     return {
         key: value
@@ -98,7 +98,7 @@ def common_settings(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that are not the same, or not there, in all of ``settings``; in the order they stand."""
+    """Return the keys whose values differ, or that are missing in some, in order of appearance."""
     keys = dict.fromkeys(key for mapping in settings for key in mapping)
     absent = object()
     return [
@@ -108,19 +108,19 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: StoredRun) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in _NOT_LEARNING}
 
 
-def _group(members: list[Run], label: str) -> Group:
+def _group(members: list[StoredRun], label: str) -> Group:
     runs = tuple(sorted(members, key=lambda run: (run.seed, run.created, str(run.path))))
-    # A seed trained twice is not two samples: its newest run stands for it.
+    # A seed that was trained twice is not two samples: only its newest run is aggregated.
     newest = {run.seed: run for run in runs if run.finished}
     return Group(label, runs[0].env_id, _settings(runs[0]), runs, tuple(newest.values()))
 
 
-def _labels(siblings: Sequence[list[Run]], on_env: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The algorithm's name; then what makes the task another; then what differs otherwise."""
+def _labels(siblings: Sequence[list[StoredRun]], on_env: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return labels: the algorithm, the settings that change the task, then other differences."""
     settings = [_settings(members[0]) for members in siblings]
     own = differing_keys(settings)
     task = [key for key in differing_keys(on_env) if key.partition(".")[0] in _TASK]
@@ -128,8 +128,8 @@ def _labels(siblings: Sequence[list[Run]], on_env: Sequence[Mapping[str, Any]]) 
     ordered = [*(key for key in task if key in own), *(key for key in own if key not in task)]
     labels = []
     for each in settings:
-        told = [key for key in of_all if _changes_task(key, each)] + ordered[:_LABEL_KEYS]
-        words = [f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in told]
+        named = [key for key in of_all if _changes_task(key, each)] + ordered[:_LABEL_KEYS]
+        words = [f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in named]
         labels.append(_cut(", ".join([siblings[0][0].algo, *words]), _LONGEST_LABEL))
     if len(set(labels)) == len(labels):
         return labels
@@ -137,14 +137,14 @@ def _labels(siblings: Sequence[list[Run]], on_env: Sequence[Mapping[str, Any]]) 
 
 
 def _changes_task(key: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a setting does something to the environment as it is."""
+    """Return whether a setting has a value that changes the environment."""
     if key.startswith("atari.") and settings.get("preprocessing") != "atari":
         return False
     return settings.get(key) not in (None, [], {}, "none")
 
 
 def _brief(value: Any) -> str:
-    """A setting in a label: wrappers by their classes, and nothing longer than a few words."""
+    """Return a setting for a label: wrappers by class name, everything cut to a few words."""
     text = str(value)
     if isinstance(value, list) and all(isinstance(each, dict) and "path" in each for each in value):
         text = " + ".join(str(each["path"]).rpartition(":")[2] for each in value) or "none"

@@ -1,7 +1,7 @@
-"""What a report accepts from the files of a run: plain values of bounded size, and nothing else.
+"""Checks of the files of a run: a report accepts only plain values of bounded size.
 
-Run folders come from other people and from crashes. Everything that is grouped, drawn or printed
-later passes through here first, so that a bad value makes its own folder damaged, never the report.
+Run folders may come from other people or from crashes. Every value that a report uses is checked
+here first, so that a bad value makes one folder damaged and never the whole report.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def plain_mapping(value: Any, file: str) -> dict[str, Any]:
     """Return a copy of a mapping with string keys and plain values; ``file`` is for errors."""
     if not isinstance(value, dict):
-        raise DamagedError(f"{file} does not hold a mapping")
+        raise DamagedError(f"{file} does not contain a mapping")
     copy: dict[str, Any] = _Copier(file).copy(value, 0)
     return copy
 
@@ -89,7 +89,7 @@ class _Copier:
 
 
 def require_names(file: str, content: Mapping[str, Any], *keys: str) -> None:
-    """Refuse ``content`` unless each key holds a short text that is not blank."""
+    """Raise DamagedError unless each key has a short text that is not blank."""
     for key in keys:
         value = content.get(key)
         if not isinstance(value, str) or not value.strip() or len(value) > MAX_NAME:
@@ -97,7 +97,7 @@ def require_names(file: str, content: Mapping[str, Any], *keys: str) -> None:
 
 
 def require_counts(file: str, content: Mapping[str, Any], **limits: int) -> None:
-    """Refuse ``content`` unless each key holds a whole number from zero to its limit."""
+    """Raise DamagedError unless each key has an integer from zero to its limit."""
     for key, limit in limits.items():
         value = content.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
@@ -105,7 +105,7 @@ def require_counts(file: str, content: Mapping[str, Any], **limits: int) -> None
 
 
 def require_types(file: str, content: Mapping[str, Any], **kinds: type) -> None:
-    """Refuse ``content`` where a key that is there has a value of another type, other than null."""
+    """Raise DamagedError if a key is present with a value of another type, other than null."""
     for key, kind in kinds.items():
         if not isinstance(content.get(key), (kind, type(None))):
             raise DamagedError(f"{file} has no usable {key!r}")

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` as a report reads it: the series of a few metrics, and the clock."""
+"""Reader of ``metrics.jsonl``: the series of selected metrics against steps and time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rl_training.logging import FORMAT
+from rl_training.logging import FORMAT, current_name
 from rl_training.tools.report.limits import MAX_NAME, MAX_NUMBER, MAX_STEP, DamagedError
 from rl_training.untrusted_files import open_regular
 
@@ -40,7 +40,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """What a run logged."""
+    """The selected metrics of a run."""
 
     series: dict[str, Series]
     names: frozenset[str]
@@ -50,7 +50,7 @@ class Log:
 
 
 def read_log(path: Path, metrics: Sequence[str]) -> Log:
-    """Read a log, keeping the named metrics."""
+    """Read the named metrics of a log."""
     log = _LogReader(metrics)
     notes: tuple[str, ...] = ()
     for number, line in _lines(path):
@@ -61,7 +61,7 @@ def read_log(path: Path, metrics: Sequence[str]) -> Log:
             else:
                 log.add(*_checked(row))
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError):
-            if not line.endswith("\n"):  # it was being written
+            if not line.endswith("\n"):  # the line was being written
                 notes = ("the last line of metrics.jsonl is incomplete and was left out",)
                 break
             raise DamagedError(f"{path.name}, line {number}, is not a row of metrics") from None
@@ -73,7 +73,7 @@ def read_log(path: Path, metrics: Sequence[str]) -> Log:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers; a log is never held in memory whole."""
+    """Yield the lines that are not blank, with their numbers, reading the file piece by piece."""
     try:
         with open_regular(path, _MAX_BYTES) as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), start=1):
@@ -95,12 +95,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _check_format(path: Path, found: Any) -> None:
     if found != FORMAT:
         shown = found if isinstance(found, int) else f"of type {type(found).__name__}"
-        raise DamagedError(f"{path.name} has format {shown}; {FORMAT} is read here")
+        raise DamagedError(f"{path.name} has format {shown}; this version reads format {FORMAT}")
 
 
 def _checked(row: dict[str, Any]) -> tuple[int, dict[str, float]]:
-    """Return the step and the metrics of a row; raise an error of any kind if it is none."""
-    values = {key: _number(value) for key, value in row.items()}
+    """Return the step and the metrics of a row; raise some exception if it is not a row."""
+    values = {current_name(key): _number(value) for key, value in row.items()}
     step = values.pop("step")
     if not 0 <= step <= MAX_STEP or step != int(step) or max(map(len, row)) > MAX_NAME:
         raise ValueError
@@ -149,7 +149,7 @@ class _LogReader:
         if not 0 <= elapsed <= _MAX_SECONDS:
             self._left_out += 1
             return
-        # Logs of older runs hold a clock from zero for every resume.
+        # In logs of older versions the time starts from zero at every resume.
         if self._earlier + elapsed < self._clock_seconds[-1]:
             self._earlier = self._clock_seconds[-1]
         self._clock_steps.append(step)

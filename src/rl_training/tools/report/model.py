@@ -1,4 +1,4 @@
-"""What a report says, before it is drawn or written: groups, scores, panels, things to know."""
+"""The content of a report, independent of HTML: groups, scores, panels and remarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 
 from rl_training.errors import UserError, did_you_mean
-from rl_training.tools.report.data import DamagedRun, Run
+from rl_training.logging import current_name
+from rl_training.tools.report.data import DamagedRun, StoredRun
 from rl_training.tools.report.figures import Line, Panel, has_curves, raw_curve
 from rl_training.tools.report.format import compact
 from rl_training.tools.report.groups import Group, make_groups
@@ -15,24 +16,26 @@ from rl_training.tools.report.stats import Axis, Score, aggregate_curve, aggrega
 
 EVALUATION, TRAINING = "eval/return_mean", "rollout/return_mean"
 _AXES: tuple[Axis, ...] = ("steps", "seconds")
+_MOST_NAMED = 3
+"""How many runs or groups a remark names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupResult:
-    """A group and what came out of it."""
+    """A group and its score."""
 
     group: Group
     order: int
-    """Its place among the groups of its environment."""
+    """Index among the groups of its environment."""
     metric: str
-    """What its score is a score of."""
+    """The metric that the score is computed from."""
     score: Score | None
-    """Of finished runs; None where there are none."""
+    """Score of the finished runs; None if there are none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that a page holds."""
+    """The content of a page."""
 
     created: dt.datetime
     results: tuple[GroupResult, ...]
@@ -42,23 +45,23 @@ class Report:
     remarks: tuple[str, ...]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StoredRun]:
         """Every readable run."""
         return [run for result in self.results for run in result.group.runs]
 
 
 def wanted_metrics(metric: str | None) -> tuple[str, ...]:
-    """The metric that was asked for, or evaluation and training returns."""
-    return (metric,) if metric else (EVALUATION, TRAINING)
+    """Return the requested metric, or evaluation and training returns."""
+    return (current_name(metric),) if metric else (EVALUATION, TRAINING)
 
 
 def build_report(
-    runs: Sequence[Run],
+    runs: Sequence[StoredRun],
     damaged: Sequence[DamagedRun],
     metrics: Sequence[str],
     created: dt.datetime,
 ) -> Report:
-    """Group runs, aggregate them, and note what a reader must know."""
+    """Group and aggregate runs, and collect remarks for the reader."""
     _check_metrics(runs, metrics)
     by_env: dict[str, list[Group]] = {}
     for group in make_groups(runs):
@@ -72,13 +75,13 @@ def build_report(
     return Report(created, results, panels, tuple(damaged), _remarks(results, damaged))
 
 
-def last_value(run: Run, metric: str) -> tuple[float, int] | None:
-    """The last logged value of a metric and its step."""
+def last_value(run: StoredRun, metric: str) -> tuple[float, int] | None:
+    """Return the last logged value of a metric and its step."""
     series = run.series[metric]
     return (float(series.values[-1]), int(series.steps[-1])) if len(series) else None
 
 
-def _check_metrics(runs: Sequence[Run], metrics: Sequence[str]) -> None:
+def _check_metrics(runs: Sequence[StoredRun], metrics: Sequence[str]) -> None:
     known = {name for run in runs for name in run.metric_names}
     if runs and not known.intersection(metrics) and metrics != (EVALUATION, TRAINING):
         raise UserError(f"no run logged {metrics[0]!r}.{did_you_mean(metrics[0], known)}")
@@ -109,7 +112,7 @@ def _panels(groups: Sequence[Group], metrics: Sequence[str]) -> tuple[Panel, ...
 def _line(group: Group, order: int, metric: str, axis: Axis) -> Line:
     alone = tuple(
         raw_curve(getattr(run.series[metric], axis), run.series[metric].values)
-        for run in group.set_aside
+        for run in group.not_aggregated
         if len(run.series[metric])
     )
     curve = aggregate_curve([run.series[metric] for run in group.counted], axis)
@@ -119,31 +122,39 @@ def _line(group: Group, order: int, metric: str, axis: Axis) -> Line:
 def _remarks(results: Sequence[GroupResult], damaged: Sequence[DamagedRun]) -> tuple[str, ...]:
     remarks = []
     if damaged:
-        remarks.append(f"{_count(len(damaged), 'run folder is', 'run folders are')} damaged.")
+        count = _count(len(damaged), "run folder is", "run folders are")
+        remarks.append(f"{count} damaged: {_first([str(run.path) for run in damaged])}.")
+    if single := [result.group for result in results if len(result.group.counted) == 1]:
+        names = _first([f"{group.label} on {group.env_id}" for group in single])
+        remarks.append(f"{names}: a single seed, so there is no confidence interval.")
     for result in results:
         group, name = result.group, f"{result.group.label} on {result.group.env_id}"
         unfinished = [run for run in group.runs if not run.finished]
-        repeated = len(group.set_aside) - len(unfinished)
+        repeated = len(group.not_aggregated) - len(unfinished)
         if unfinished:
             ends = ", ".join(sorted({run.status for run in unfinished}))
             remarks.append(
                 f"{name}: {len(unfinished)} of {_count(len(group.runs), 'run', 'runs')} did not"
-                f" finish ({ends}). Not aggregated; drawn as thin dotted lines."
+                f" finish ({ends}). They are not aggregated; their curves are thin dotted lines."
             )
         if repeated:
             remarks.append(
                 f"{name}: {_count(repeated, 'run repeats a seed', 'runs repeat a seed')}."
-                " The newest of each seed counts."
+                " Only the newest run of each seed is aggregated."
             )
-        if len(group.counted) == 1:
-            remarks.append(f"{name}: a single seed, so there is no interval.")
         ends_at = sorted({run.step for run in group.counted})
         if len(ends_at) > 1:
             remarks.append(
                 f"{name}: seeds ended between {compact(ends_at[0])} and {compact(ends_at[-1])}"
-                " steps; its curves end where the first of them does."
+                " steps; its curves end with the shortest run."
             )
     return tuple(remarks)
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _count(count: int, one: str, many: str) -> str:

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, nothing fetched, nothing unescaped."""
+"""The HTML page: one self-contained file that loads nothing and escapes all text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECTIONS = (
 
 
 def page(report: Report) -> str:
-    """The whole document."""
+    """Return the HTML document."""
     bodies = (
         _scores(report),
         _curves(report),
@@ -138,11 +138,11 @@ def _curves(report: Report) -> str:
     for place, (env_id, panels) in enumerate(report.panels.items(), start=1):
         results = _results_on(report, env_id)
         keys = "".join(f"<li>{group_name(r)} {_seeds(r)}</li>" for r in results)
-        if any(line.set_aside for panel in panels for line in panel.lines):
+        if any(line.not_aggregated for panel in panels for line in panel.lines):
             keys += f'<li>{APART_KEY}<span class="seeds">a run that is not aggregated</span></li>'
         parts.append(f'<h3>{html(env_id)}</h3><ul class="legend">{keys}</ul>')
         if not panels:
-            parts.append("<p>Nothing was logged yet that could be drawn.</p>")
+            parts.append("<p>No logged values to draw yet.</p>")
         parts += [
             _row(tuple(row), f"f{place}-{i}", results)
             for i, (_, row) in enumerate(groupby(panels, key=lambda panel: panel.metric))
@@ -172,8 +172,10 @@ def _alt(panel: Panel, results: Sequence[GroupResult]) -> str:
         for line in panel.lines
         if line.curve is not None
     ]
-    apart = sum(len(line.set_aside) for line in panel.lines)
-    ends += [f"{apart} of {sum(len(r.group.runs) for r in results)} runs drawn apart"] * bool(apart)
+    apart = sum(len(line.not_aggregated) for line in panel.lines)
+    ends += [f"{apart} of {sum(len(r.group.runs) for r in results)} runs not aggregated"] * bool(
+        apart
+    )
     start = f"{panel.metric} on {panel.env_id} against {_AXES[panel.axis]}"
     return f"{start}: {'; '.join(ends)}."
 
@@ -187,19 +189,19 @@ def _origin(report: Report) -> str:
 
 def _method() -> str:
     return f"""<ul class="method">
-<li>Runs whose configs agree in all but the seed (and where and how they log) are one group.</li>
+<li>Runs whose configs differ only in the seed (and in logging and output) are one group.</li>
 <li>IQM is the interquartile mean over seeds: the mean without the lowest and highest quarter.
-With fewer than four seeds nothing can be cut off, and it is the mean.</li>
+With fewer than four seeds it is the plain mean.</li>
 <li>Intervals are 95% stratified bootstrap intervals over seeds by <code>rliable</code>
 (percentiles of {SCORE_REPETITIONS:,} samples for scores and {CURVE_REPETITIONS:,} for curves,
 from a fixed bootstrap seed). Few seeds give intervals that are
 too narrow.</li>
-<li>Curves of a group are aligned on all positions that any seed logged, within the range that all
-its finished seeds cover; between its own points a seed is interpolated linearly, and never
-extended. Where seeds logged the same steps, nothing is interpolated. Lines are thinned to at most
-{MAX_POINTS} points by leaving out points in between.</li>
-<li>A final score is the last logged value of a finished run: its final evaluation, where there was
-one. Unfinished runs have no final score and are listed as they are.</li>
-<li>Wall time is that of training and evaluation. Of resumed runs the sessions are added up, without
-what was lost between a checkpoint and a kill.</li>
+<li>The curve of a group has a point wherever one of its seeds logged a value, within the range that
+all its finished seeds cover. Seeds are interpolated linearly between their own points and never
+extrapolated. If all seeds logged at the same steps, nothing is interpolated. Lines are thinned to
+at most {MAX_POINTS} points.</li>
+<li>A final score is the last logged value of a finished run: its final evaluation, if there was
+one. Unfinished runs have no final score.</li>
+<li>Wall time includes training and evaluation. For resumed runs it is the sum over all parts,
+without work that was lost when a process was killed.</li>
 </ul>"""

@@ -7,16 +7,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_training.tools.report.data import Run
+from rl_training.tools.report.data import StoredRun
 from rl_training.tools.report.format import NONE, html
 from rl_training.tools.report.tables import Column, table
 
 _HARDWARE = ("machine", "system", "cpu_count")
 
 
-def provenance_table(runs: Sequence[Run]) -> str:
-    """Where runs were made, equal ones together."""
-    together: dict[str, list[Run]] = {}
+def provenance_table(runs: Sequence[StoredRun]) -> str:
+    """Return a table of the machines and versions of runs; equal ones share a column."""
+    together: dict[str, list[StoredRun]] = {}
     for run in runs:
         together.setdefault(json.dumps(_origin(run), sort_keys=True), []).append(run)
     origins = [_origin(members[0]) for members in together.values()]
@@ -30,15 +30,15 @@ def provenance_table(runs: Sequence[Run]) -> str:
     return table("Hardware and versions", columns, rows)
 
 
-def _names(members: Sequence[Run]) -> str:
+def _names(members: Sequence[StoredRun]) -> str:
     return "<br>".join(f"<code>{html(run.path.name)}</code>" for run in members)
 
 
-def _how_many(members: Sequence[Run]) -> str:
+def _how_many(members: Sequence[StoredRun]) -> str:
     return f"{len(members)} runs" if len(members) != 1 else "1 run"
 
 
-def _origin(run: Run) -> dict[str, str]:
+def _origin(run: StoredRun) -> dict[str, str]:
     metadata = run.metadata
     origin = {"git commit": str(metadata.get("git_commit") or "none")}
     for key in ("device", "torch_threads", "resume"):
@@ -56,8 +56,8 @@ def _mapping(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def commands(runs: Sequence[Run]) -> str:
-    """The exact command of every run, and of its resumes."""
+def commands(runs: Sequence[StoredRun]) -> str:
+    """Return the exact command of every run and of its resumes."""
     blocks = [
         _command(f"{run.path}{title}", words)
         for run in runs

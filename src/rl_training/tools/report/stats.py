@@ -1,4 +1,4 @@
-"""Aggregates over seeds: interquartile means with bootstrap intervals, by rliable."""
+"""Aggregates over seeds: interquartile means with bootstrap intervals, computed by rliable."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Axis = Literal["steps", "seconds"]
 
 SCORE_REPETITIONS = 2000
 CURVE_REPETITIONS = 1000
-"""Bootstrap samples of an interval."""
+"""Number of bootstrap samples of an interval."""
 MAX_POINTS = 120
-"""Most points of a drawn line."""
+"""Largest number of points of a line."""
 _BOOTSTRAP_SEED = 20_211
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A line; ``low`` and ``high`` bound its 95% interval where there are several seeds."""
+    """A line; with several seeds, ``low`` and ``high`` are the bounds of its 95% interval."""
 
     x: FloatArray
     y: FloatArray
@@ -46,7 +46,7 @@ class Score:
 
 
 def aggregate_curve(series: Sequence[Series], axis: Axis) -> Curve | None:
-    """The seeds' interquartile mean over the range that all of them cover; None without one."""
+    """Return the interquartile mean over the range that all seeds cover; None if it is empty."""
     lines = [(getattr(each, axis), each.values) for each in series]
     if not lines or any(len(values) == 0 for _, values in lines):
         return None
@@ -62,9 +62,9 @@ def aggregate_curve(series: Sequence[Series], axis: Axis) -> Curve | None:
 
 
 def common_grid(positions: Sequence[FloatArray]) -> FloatArray:
-    """Every position where some seed has a value and all have begun and none has ended, thinned.
+    """Return all positions of all seeds within the range that every seed covers, thinned.
 
-    Where seeds share their positions, these are the positions, and nothing is interpolated.
+    If all seeds have the same positions, these are returned and nothing is interpolated.
     """
     start, end = max(x[0] for x in positions), min(x[-1] for x in positions)
     every = np.unique(np.concatenate(positions))
@@ -72,7 +72,7 @@ def common_grid(positions: Sequence[FloatArray]) -> FloatArray:
 
 
 def thin(positions: FloatArray) -> FloatArray:
-    """At most ``MAX_POINTS`` of them, evenly spread by rank, first and last included."""
+    """Return at most ``MAX_POINTS`` positions, evenly spaced by rank, with the first and last."""
     if len(positions) <= MAX_POINTS:
         return positions
     chosen = np.linspace(0, len(positions) - 1, MAX_POINTS).round().astype(np.intp)
@@ -80,7 +80,7 @@ def thin(positions: FloatArray) -> FloatArray:
 
 
 def aggregate_scores(scores: Sequence[float]) -> Score:
-    """Final scores over seeds; a single one has no interval."""
+    """Aggregate final scores over seeds; a single seed has no interval."""
     from rliable import metrics  # type: ignore[import-untyped]
 
     column = np.array(scores, np.float64)[:, None]
@@ -101,7 +101,7 @@ def aggregate_scores(scores: Sequence[float]) -> Score:
 
 
 def _iqm_of_every_point(scores: FloatArray) -> FloatArray:
-    """``rliable.metrics.aggregate_iqm`` at each point at once: a call each would take minutes."""
+    """Compute ``rliable.metrics.aggregate_iqm`` for all points at once, which is much faster."""
     from scipy import stats  # type: ignore[import-untyped]
 
     flat = scores.reshape(-1, scores.shape[-1])
@@ -123,7 +123,7 @@ def _intervals(
 
 @contextlib.contextmanager
 def _seeded_numpy(seed: int) -> Iterator[None]:
-    """Rliable draws from NumPy's global generator, whatever ``random_state`` it is given."""
+    """Seed NumPy's global generator, which rliable uses even with a ``random_state``."""
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:

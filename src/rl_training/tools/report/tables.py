@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rl_training.tools.report.data import DamagedRun, Run
+from rl_training.tools.report.data import DamagedRun, StoredRun
 from rl_training.tools.report.figures import COLOURS
 from rl_training.tools.report.format import NONE, duration, html, number, setting, whole
 from rl_training.tools.report.groups import Group, common_settings, differing_keys
@@ -18,20 +18,20 @@ APART_KEY = (
     '<svg class="key" viewBox="0 0 26 10" aria-hidden="true"><line x1="1" y1="5" x2="25" y2="5"'
     ' stroke="currentColor" stroke-width="1.25" stroke-dasharray="2.5 2.5"/></svg>'
 )
-"""The line that stands for runs drawn apart."""
+"""Legend line of runs that are not aggregated."""
 _DASHES = ("", "5 2", "1.5 1.5", "5 1.5 1.5 1.5")
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A heading; numbers stand at the right."""
+    """A heading; numeric columns are aligned to the right."""
 
     title: str
     numeric: bool = False
 
 
 def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-    """A table in a box that scrolls on its own; cells are HTML, the first names the row."""
+    """Return a table in a scrollable box; cells are HTML, and a row's first cell is its heading."""
     sides = [' class="number"' if column.numeric else "" for column in columns]
     head = "".join(
         f'<th scope="col"{side}>{html(column.title)}</th>'
@@ -51,7 +51,7 @@ def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]
 
 
 def group_key(order: int) -> str:
-    """The line that stands for a group in figures."""
+    """Return the legend line of a group."""
     return (
         '<svg class="key" viewBox="0 0 26 10" aria-hidden="true"><line x1="1" y1="5" x2="25"'
         f' y2="5" stroke="var(--series-{order % COLOURS + 1})" stroke-width="2.5"'
@@ -60,12 +60,12 @@ def group_key(order: int) -> str:
 
 
 def group_name(result: GroupResult) -> str:
-    """A group's key and label."""
+    """Return a group's legend line and label."""
     return f'<span class="group">{group_key(result.order)}{html(result.group.label)}</span>'
 
 
 def scores_table(env_id: str, results: Sequence[GroupResult]) -> str:
-    """Final scores of an environment's groups."""
+    """Return a table of the final scores of an environment's groups."""
     metrics = {result.metric for result in results}
     numeric = ("Seeds", "Steps", "IQM", "95% interval", "Mean", "Min", "Max", "Steps/s")
     columns = [Column("Group"), *(Column("Score of") for _ in range(len(metrics) > 1))]
@@ -112,13 +112,13 @@ def _spread(steps: Sequence[int]) -> str:
     return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
 
 
-def _status(run: Run) -> str:
+def _status(run: StoredRun) -> str:
     css = "finished" if run.finished else "failed" if run.status == "failed" else "open"
     return f'<span class="status {css}">{html(run.status)}</span>'
 
 
 def runs_table(env_id: str, results: Sequence[GroupResult]) -> str:
-    """Every readable run of an environment."""
+    """Return a table of every readable run of an environment."""
     numeric = ("Seed", "Steps", "Last score", "At step", "Steps/s", "Wall time")
     columns = [Column("Run"), Column("Status"), Column("Group")]
     columns += [Column(title, numeric=True) for title in numeric]
@@ -127,7 +127,7 @@ def runs_table(env_id: str, results: Sequence[GroupResult]) -> str:
     return table(f"{env_id}: every run", columns, rows)
 
 
-def _run_row(result: GroupResult, run: Run) -> list[str]:
+def _run_row(result: GroupResult, run: StoredRun) -> list[str]:
     value = last_value(run, result.metric)
     remarks = [*run.notes]
     if run.reason and run.reason != "total_timesteps reached":
@@ -149,13 +149,13 @@ def _run_row(result: GroupResult, run: Run) -> list[str]:
 
 
 def damaged_table(damaged: Sequence[DamagedRun]) -> str:
-    """Run folders that could not be read, and why."""
+    """Return a table of run folders that could not be read, and why."""
     rows = [[_code(run.path), _remark(run.reason)] for run in damaged]
     return table("Damaged run folders", [Column("Folder"), Column("Reason")], rows)
 
 
 def configs_tables(report: Report) -> str:
-    """What differs between groups; behind folds, knobs of some algorithms and what is common."""
+    """Return tables of settings: those that differ, and folded, the others."""
     groups = [result.group for result in report.results]
     differing: list[str] = []
     partial: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import shlex
 import sys
 import time
@@ -12,12 +13,15 @@ from typing import Annotated, Any
 
 import tyro
 
+from rl_training._internal.flag_help import HelpText
 from rl_training._internal.flags import parse_flags
 from rl_training.errors import ConfigError, UserError, did_you_mean
 from rl_training.terminal import one_line, printable, say, show, show_result
 from rl_training.tools.zoo.jobs import Job, check_outputs, plan
 from rl_training.tools.zoo.manifest import Benchmark, Entry, benchmark_names, load_benchmark
+from rl_training.tools.zoo.names import chosen_entries, find_benchmark, train_name
 from rl_training.tools.zoo.results import (
+    PresetResult,
     Results,
     gather,
     kept_results,
@@ -33,7 +37,8 @@ rl-training zoo: benchmarks of many presets and seeds.
   rl-training zoo run BENCHMARK       run it, or continue where it stopped
   rl-training zoo report BENCHMARK    compare measured with expected returns
 
-BENCHMARK is a manifest, its folder, or a packaged benchmark: {names}.
+BENCHMARK is a benchmark ({names}), a benchmark.yaml or its folder, or
+one preset of a packaged benchmark ('rl-training presets' lists them).
 """
 _LINE_SECONDS = 10.0
 """Seconds between progress lines if the output is not a terminal."""
@@ -47,19 +52,22 @@ class RunArgs:
     """Run a benchmark's presets with several seeds; if called again, run only what is missing."""
 
     benchmark: Annotated[str, tyro.conf.Positional, _NAMED]
-    """A manifest, its folder, or the name of a packaged benchmark."""
+    """A benchmark, a benchmark.yaml or its folder, or one preset of a packaged benchmark."""
     seeds: int | None = None
-    """Number of seeds to run for every preset; unset: all."""
+    """Number of seeds to run for every preset; unset: as many as the benchmark lists, usually 5."""
     scale: float = 1.0
     """Factor on the number of steps, for example 0.05 for a quick test."""
     processes: int = 1
     """Number of parallel runs."""
     only: tuple[str, ...] = ()
-    """Names of the presets to run; unset: all."""
+    """Run only these presets, e.g. ppo/cartpole; unset: all."""
     output_dir: Path = Path("runs/zoo")
     """Output folder, with one folder per benchmark."""
     trust_modules: tuple[str, ...] | None = None
-    """Modules that may be imported if a preset names them; without a value: all."""
+    """Python modules that presets may import; without a value: any; unset: only Gymnasium and
+    rl_training."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,13 +75,15 @@ class ReportArgs:
     """Compare the returns of a benchmark's runs with the expected ones."""
 
     benchmark: Annotated[str, tyro.conf.Positional, _NAMED]
-    """A manifest, its folder, or the name of a packaged benchmark."""
+    """A benchmark, a benchmark.yaml or its folder, or one preset of a packaged benchmark."""
     scale: float = 1.0
     """The --scale that it was run with."""
     output_dir: Path = Path("runs/zoo")
     """Output folder, with one folder per benchmark."""
-    json: Path | None = None
-    """Also write the results of every seed to this file."""
+    output: Path | None = None
+    """File to write the results of every seed to, as JSON; unset: none."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +92,8 @@ class ListArgs:
 
     benchmark: Annotated[str | None, tyro.conf.Positional, _NAMED] = None
     """Benchmark to list; unset: all packaged ones."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
 
 
 def main(args: list[str]) -> int:
@@ -96,15 +108,37 @@ def main(args: list[str]) -> int:
 
 
 def _list(args: list[str]) -> int:
-    options: ListArgs = parse_flags(ListArgs, args, "rl-training zoo list")
+    text = HelpText("[BENCHMARK] [--json]")
+    options: ListArgs = parse_flags(ListArgs, args, "rl-training zoo list", text)
     names = benchmark_names() if options.benchmark is None else [options.benchmark]
+    listed = []
     for name in names:
         benchmark = load_benchmark(name)
         rows = [["preset", "steps", "seeds", "expected", "measured", "source of expected"]]
         kept = _kept(benchmark)
-        rows += [_listed(entry, kept) for entry in benchmark.entries]
+        rows += [_listed(benchmark, entry, kept) for entry in benchmark.entries]
         show_result(f"{_heading(benchmark)}\n{_table(rows)}\n\n")
+        listed.append(_plain_benchmark(benchmark, kept))
+    if options.json:
+        show_result(json.dumps({"benchmarks": listed}) + "\n")
     return 0
+
+
+def _plain_benchmark(benchmark: Benchmark, kept: Results | None) -> dict[str, Any]:
+    presets = []
+    for entry in benchmark.entries:
+        measured = kept.of(entry.preset) if kept else None
+        presets.append(
+            {
+                "preset": train_name(benchmark, entry),
+                "steps": entry.steps,
+                "seeds": list(entry.seeds),
+                "expected": entry.expected,
+                "source": entry.source.strip(),
+                "measured": measured.mean if measured else None,
+            }
+        )
+    return {"benchmark": benchmark.name, "title": benchmark.title.strip(), "presets": presets}
 
 
 def _kept(benchmark: Benchmark) -> Results | None:
@@ -119,23 +153,31 @@ def _heading(benchmark: Benchmark) -> str:
     return f"{one_line(benchmark.name)}: {benchmark.title.strip()}"
 
 
-def _listed(entry: Entry, kept: Results | None) -> list[str]:
+def _listed(benchmark: Benchmark, entry: Entry, kept: Results | None) -> list[str]:
     measured = kept.of(entry.preset) if kept else None
     figures = [entry.expected, measured.mean if measured else None]
     seeds = str(len(entry.seeds))
     if measured and not measured.is_whole:
         seeds = f"{len(measured.runs)} of {seeds}"
-    return [entry.preset, f"{entry.steps:,}", seeds, *map(_number, figures), entry.source.strip()]
+    name = one_line(train_name(benchmark, entry))
+    return [name, f"{entry.steps:,}", seeds, *map(_number, figures), entry.source.strip()]
 
 
 def _run(args: list[str]) -> int:
-    options: RunArgs = parse_flags(RunArgs, args, "rl-training zoo run")
+    text = HelpText(
+        "BENCHMARK [flags]",
+        examples=(
+            "rl-training zoo run classic --seeds 2 --scale 0.05  # short runs, as a test",
+            "rl-training zoo run ppo/cartpole --processes 2  # one preset, five seeds",
+        ),
+    )
+    options: RunArgs = parse_flags(RunArgs, args, "rl-training zoo run", text)
     for name, value in (("seeds", options.seeds), ("processes", options.processes)):
         if value is not None and value < 1:
             raise UserError(f"--{name} must be at least 1; got {value}")
     if not options.scale > 0:
         raise UserError(f"--scale must be above 0; got {options.scale}")
-    benchmark = load_benchmark(options.benchmark)
+    benchmark, chosen = find_benchmark(options.benchmark)
     for entry in benchmark.entries:
         settings = benchmark.config(entry).to_dict()
         require_trust(
@@ -146,15 +188,15 @@ def _run(args: list[str]) -> int:
         options.output_dir,
         seeds=options.seeds,
         scale=options.scale,
-        only=options.only,
+        only=chosen_entries(benchmark, options.only) or chosen,
     )
     check_outputs(jobs, options.output_dir)
     with contextlib.closing(_View(len(jobs))) as view:
         ended, stopped = run_jobs(jobs, options.processes, view, options.trust_modules)
     failed = [outcome for outcome in ended if outcome.error is not None]
-    done = [outcome for outcome in ended if outcome.standing.status == "finished"]
+    done = [outcome for outcome in ended if outcome.job_status.status == "finished"]
     results = gather(benchmark, jobs, options.scale)
-    show(f"{_heading(benchmark)}\n{_comparison(results)}")
+    show(f"{_heading(benchmark)}\n{_comparison(benchmark, results)}")
     for outcome in failed:
         say(f"failed: {outcome.job.name}: {outcome.error}")
     missing = len(jobs) - len(done)
@@ -163,33 +205,65 @@ def _run(args: list[str]) -> int:
         say(f"{len(done)} of {len(jobs)} runs are finished; {again}")
     folder = jobs[0].folder.parent.parent
     show(f"page:  rl-training report {shlex.quote(str(folder))}\n")
+    if options.json:
+        counts = {"runs": len(jobs), "finished": len(done)}
+        errors = [{"run": one.job.name, "error": str(one.error)} for one in failed]
+        found = {"folder": str(folder), **counts, "failed": errors}
+        show(json.dumps({**found, **_plain_results(benchmark, results)}) + "\n")
     return 1 if failed and not stopped else 0
 
 
 def _report(args: list[str]) -> int:
-    options: ReportArgs = parse_flags(ReportArgs, args, "rl-training zoo report")
-    benchmark = load_benchmark(options.benchmark)
-    jobs = plan(benchmark, options.output_dir, scale=options.scale)
+    text = HelpText("BENCHMARK [flags]", examples=("rl-training zoo report classic",))
+    options: ReportArgs = parse_flags(ReportArgs, args, "rl-training zoo report", text)
+    benchmark, chosen = find_benchmark(options.benchmark)
+    jobs = plan(benchmark, options.output_dir, scale=options.scale, only=chosen)
     results = gather(benchmark, jobs, options.scale)
     if not any(row.runs for row in results.presets):
         raise UserError(
             f"no finished run of {benchmark.name} under {jobs[0].folder.parent.parent}; start with:"
             f" rl-training zoo run {shlex.quote(options.benchmark)}"
         )
-    show_result(f"{_heading(benchmark)}\n{_comparison(results)}")
-    if options.json is not None:
-        write_results(options.json, results)
+    show_result(f"{_heading(benchmark)}\n{_comparison(benchmark, results)}")
+    if options.output is not None:
+        write_results(options.output, results)
+    if options.json:
+        show_result(json.dumps(_plain_results(benchmark, results)) + "\n")
     return 0
 
 
-def _comparison(results: Results) -> str:
+def _plain_results(benchmark: Benchmark, results: Results) -> dict[str, Any]:
+    return {
+        "benchmark": benchmark.name,
+        "scale": results.scale,
+        "presets": [_plain_result(benchmark, row, results.scale) for row in results.presets],
+    }
+
+
+def _plain_result(benchmark: Benchmark, row: PresetResult, scale: float) -> dict[str, Any]:
+    return {
+        "preset": _shown_name(benchmark, row.preset),
+        "steps": row.steps,
+        "expected": row.expected,
+        "mean": row.mean if row.runs else None,
+        "returns": {str(run.seed): run.mean for run in row.runs},
+        "verdict": row.verdict(scale),
+    }
+
+
+def _shown_name(benchmark: Benchmark, preset: str) -> str:
+    entry = next(entry for entry in benchmark.entries if entry.preset == preset)
+    return one_line(train_name(benchmark, entry))
+
+
+def _comparison(benchmark: Benchmark, results: Results) -> str:
     """Return a table of measured and expected returns."""
     table = [["preset", "steps", "seeds", "mean", "lowest", "highest", "expected", ""]]
     for row in results.presets:
         spread = [row.mean, min(row.means), max(row.means)] if row.runs else [None] * 3
         table.append(
             [
-                row.preset,
+                _shown_name(benchmark, row.preset),
                 f"{row.steps:,}",
                 f"{len(row.runs)} of {len(row.seeds)}",
                 *map(_number, spread),
@@ -259,7 +333,7 @@ class _View:
 
 
 def _ending(outcome: Outcome) -> str:
-    now = outcome.standing
+    now = outcome.job_status
     if outcome.error is not None:
         return f"{outcome.job.name}: failed at step {now.step:,}: {outcome.error}"
     if now.status != "finished":

@@ -1,4 +1,4 @@
-"""One run of a benchmark: where it is on disk, how far it got, and the command that goes on."""
+"""One run of a benchmark: its folder, its progress, and the command that starts or resumes it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rl_training.untrusted_files import open_regular, read_regular, require_no_l
 
 Status = Literal["missing", "unfinished", "finished"]
 SHOWN = ("output_dir", "progress", "torch_threads")
-"""How a run is shown and where it lies: that does not change what it is."""
+"""Settings in which a run may differ from its job: output folder, display, threads."""
 LOG = "log.txt"
-"""In a job's folder: what its run printed."""
+"""File in a job's folder with the output of its run."""
 _TAIL = 8192
 """Bytes read from the end of a metric log: a few rows."""
 _MAX_LOG = 1 << 40
@@ -33,7 +33,7 @@ _FIGURES = (
     "eval/return_std",
     "time/elapsed",
 )
-"""Metrics of a summary that results are made of."""
+"""Metrics of a summary that results contain."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Job:
     seed: int
     steps: int
     folder: Path
-    """Holds the run folder and what the run said (log.txt)."""
+    """Contains the run folder and the output of the run (log.txt)."""
 
     @property
     def name(self) -> str:
-        """As shown."""
+        """Name for display."""
         return f"{self.entry.preset} seed {self.seed}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
-    """How far a job got."""
+class JobStatus:
+    """The progress of a job on disk."""
 
     status: Status
     run_dir: Path | None = None
@@ -72,7 +72,7 @@ def plan(
     scale: float = 1.0,
     only: tuple[str, ...] = (),
 ) -> list[Job]:
-    """The jobs of a benchmark: all of its seeds, or the first few; its steps, or a share."""
+    """Return the jobs of a benchmark; ``seeds`` and ``scale`` limit seeds and steps."""
     unknown = set(only) - {entry.preset for entry in benchmark.entries}
     if unknown:
         raise ConfigError(f"{benchmark.path} lists no {', '.join(sorted(unknown))}")
@@ -92,7 +92,7 @@ def plan(
 
 
 def check_outputs(jobs: Sequence[Job], output_dir: Path) -> None:
-    """Refuse to write to places outside ``output_dir`` that symbolic links in it point to."""
+    """Raise UserError if symbolic links would lead to writing outside ``output_dir``."""
     for job in jobs:
         require_no_links(job.folder / LOG, output_dir)
         if (job.folder / LOG).exists() and not (job.folder / LOG).is_file():
@@ -101,34 +101,34 @@ def check_outputs(jobs: Sequence[Job], output_dir: Path) -> None:
             require_no_links(run_dir, output_dir)
 
 
-def standing(job: Job) -> Standing:
-    """Read off the disk how far a job got; runs without a checkpoint never began.
+def job_status(job: Job) -> JobStatus:
+    """Read the progress of a job from its folder; a run without a checkpoint counts as missing.
 
     Raises:
-        UserError: A file of a run holds what no run writes, or was run with other settings.
+        UserError: A file of a run has invalid content, or the run has other settings.
     """
-    found = [_run_standing(path.parent) for path in sorted(job.folder.glob("*/metadata.json"))]
+    found = [_run_status(path.parent) for path in sorted(job.folder.glob("*/metadata.json"))]
     by_status = {one.status: one for one in found}
-    best = by_status.get("finished") or by_status.get("unfinished") or Standing("missing")
+    best = by_status.get("finished") or by_status.get("unfinished") or JobStatus("missing")
     if best.run_dir is not None:
         _require_same_settings(job, best.run_dir)
     return best
 
 
-def _run_standing(run_dir: Path) -> Standing:
+def _run_status(run_dir: Path) -> JobStatus:
     summary = _read_summary(run_dir)
     _check_metadata(run_dir)
     if summary.get("status") == "finished":
         final = final_return(summary.get("metrics", {}))
-        return Standing("finished", run_dir, int(summary["global_step"]), final)
+        return JobStatus("finished", run_dir, int(summary["global_step"]), final)
     if not (run_dir / "checkpoints" / "last.pt").is_file():
-        return Standing("missing")
+        return JobStatus("missing")
     step, latest = latest_row(run_dir)
-    return Standing("unfinished", run_dir, step, latest)
+    return JobStatus("unfinished", run_dir, step, latest)
 
 
 def _read_summary(run_dir: Path) -> dict[str, Any]:
-    """A run's summary.json, checked; empty where there is none, or a torn one."""
+    """Return a run's summary.json, checked; empty if it is missing or incomplete."""
     path = run_dir / "summary.json"
     summary = _read_json(path)
     if summary.get("status") != "finished":
@@ -154,7 +154,7 @@ def _check_metadata(run_dir: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON file's mapping; empty where it is missing, or is none because it is torn."""
+    """Return the mapping of a JSON file; empty if the file is missing or incomplete."""
     try:
         content = json.loads(read_regular(path, _MAX_JSON).decode("utf-8"))
     except (FileNotFoundError, ValueError):
@@ -188,12 +188,12 @@ def _is_finite(value: Any) -> bool:
 
 
 def final_return(metrics: Mapping[str, float]) -> float | None:
-    """The mean return of the last evaluation, or of training where there was none."""
+    """Return the mean return of the last evaluation, or of training if there was none."""
     return metrics.get("eval/return_mean", metrics.get("rollout/return_mean"))
 
 
 def latest_row(run_dir: Path) -> tuple[int, float | None]:
-    """The last step in a run's metric log and the last training return there."""
+    """Return the last step and the last training return in a run's metric log."""
     step, latest = 0, None
     for line in read_tail(run_dir / "metrics.jsonl", _TAIL).split(b"\n"):
         try:
@@ -208,7 +208,7 @@ def latest_row(run_dir: Path) -> tuple[int, float | None]:
 
 
 def read_tail(path: Path, size: int) -> bytes:
-    """The last ``size`` bytes of a file; none where it is missing or not a regular file."""
+    """Return the last ``size`` bytes of a file; empty if it is missing or not a regular file."""
     with contextlib.suppress(OSError), open_regular(path, _MAX_LOG) as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - size))
@@ -217,7 +217,7 @@ def read_tail(path: Path, size: int) -> bytes:
 
 
 def _require_same_settings(job: Job, run_dir: Path) -> None:
-    """A run of other settings must neither count nor be gone on with."""
+    """Raise UserError if a run has other settings than its job."""
     wanted = config_from_file(job.preset_file).with_overrides(
         seed=job.seed, total_timesteps=job.steps
     )
@@ -233,16 +233,16 @@ def _require_same_settings(job: Job, run_dir: Path) -> None:
 
 def command(
     job: Job,
-    where: Standing,
+    status: JobStatus,
     torch_threads: int | None,
     trust_modules: Sequence[str] | None = None,
 ) -> list[str]:
-    """What starts a job, or continues it."""
-    # -P: a file in the current folder takes no module's place.
+    """Return the command that starts a job or resumes its run."""
+    # -P: files in the current folder must not shadow modules.
     program = [sys.executable, "-P", "-m", "rl_training.cli"]
-    if where.run_dir is not None:
+    if status.run_dir is not None:
         trust = [] if trust_modules is None else ["--trust-modules", *trust_modules]
-        return [*program, "resume", "--checkpoint", str(where.run_dir), *trust]
+        return [*program, "resume", "--checkpoint", str(status.run_dir), *trust]
     flags = {
         "--config": job.preset_file,
         "--seed": job.seed,

@@ -1,4 +1,4 @@
-"""Benchmark manifests: which presets, how long, with which seeds, and what to expect of them."""
+"""Benchmark manifests: presets with their steps, seeds and expected returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.terminal import one_line
 FORMAT = 1
 MANIFEST = "benchmark.yaml"
 _PRESET_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-"""Also the name of the folder that a preset's runs are in, below --output-dir."""
+"""Allowed preset names; the runs of a preset are in a folder of that name in --output-dir."""
 _MAX_STEPS = 10**15
 _MAX_SEED = 2**63 - 1
 
@@ -29,13 +29,13 @@ class Entry:
     preset: str
     """Name of a file beside the manifest, without its suffix."""
     steps: int
-    """Steps a run takes."""
+    """Environment steps of a run."""
     seeds: tuple[int, ...]
-    """Seeds it is run with."""
+    """Seeds to run."""
     expected: float | None
-    """Mean return of the final policies to be reached; none where no figure is known."""
+    """Expected mean return of the final policies; None if unknown."""
     source: str
-    """Where that figure comes from."""
+    """Source of the expected return."""
 
     def __post_init__(self) -> None:
         require(
@@ -58,14 +58,14 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a manifest says."""
+    """The content of a manifest."""
 
     format: int
     title: str
     runs: tuple[Entry, ...]
 
     def __post_init__(self) -> None:
-        require(self.format == FORMAT, "format", f"{FORMAT}, the one known here", self.format)
+        require(self.format == FORMAT, "format", f"{FORMAT}, the supported version", self.format)
         _require_one_line("title", self.title)
         require(bool(self.runs), "runs", "one run or more", self.runs)
         names = [entry.preset for entry in self.runs]
@@ -74,13 +74,13 @@ class Manifest:
 
 
 def _require_one_line(where: str, text: str) -> None:
-    """Refuse control characters: the text is shown on terminals and pages."""
+    """Raise ConfigError for control characters: the text is shown on terminals and pages."""
     require(one_line(text.strip()) == text.strip(), where, "one line of printable text", text)
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """A manifest and where it lies."""
+    """A manifest and its path."""
 
     path: Path
     title: str
@@ -88,26 +88,26 @@ class Benchmark:
 
     @property
     def name(self) -> str:
-        """The name of its folder; a name, whatever the path to it is ('../benchmark.yaml')."""
+        """The name of its folder, also for a path such as '../benchmark.yaml'."""
         return Path(os.path.abspath(self.path)).parent.name  # noqa: PTH100 - links are kept
 
     def preset_file(self, entry: Entry) -> Path:
-        """The config file of an entry."""
+        """Return the config file of an entry."""
         return self.path.parent / f"{entry.preset}.yaml"
 
     def config(self, entry: Entry) -> TrainConfig[Any]:
-        """The config of an entry, at the manifest's length."""
+        """Return the config of an entry, with the manifest's number of steps."""
         config = config_from_file(self.preset_file(entry))
         return config.with_overrides(total_timesteps=entry.steps)
 
 
 def benchmark_names() -> list[str]:
-    """The packaged benchmarks."""
+    """Return the names of the packaged benchmarks."""
     return sorted(path.parent.name for path in zoo_dir().glob(f"*/{MANIFEST}"))
 
 
 def find_manifest(name: str | Path) -> Path:
-    """A manifest by its path or its folder's; or a packaged one by its name ('classic')."""
+    """Return the path of a manifest, given that, its folder, or a packaged name ('classic')."""
     path = Path(name)
     if path.is_dir() and (path / MANIFEST).is_file():
         return path / MANIFEST
@@ -120,11 +120,11 @@ def find_manifest(name: str | Path) -> Path:
 
 
 def load_benchmark(name: str | Path) -> Benchmark:
-    """Read a manifest strictly: unknown keys, missing presets and repeated ones are refused."""
+    """Read a manifest; unknown keys and missing or duplicate presets raise ConfigError."""
     path = find_manifest(name)
     content = load_yaml_file(path)
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a mapping with format, title and runs")
+        raise ConfigError(f"{path} must contain a mapping with format, title and runs")
     try:
         manifest = build_dataclass(Manifest, content, "manifest")
     except ConfigError as error:

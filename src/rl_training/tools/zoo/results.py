@@ -1,4 +1,4 @@
-"""What the runs of a benchmark reached: gathered from their folders, kept in a small file."""
+"""Results of a benchmark: read from run folders, stored in a small file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rl_training._internal.coerce import build_dataclass, require
 from rl_training.config import TrainConfig, config_from_file, zoo_dir
 from rl_training.errors import ConfigError, UserError
 from rl_training.runs import read_json, write_json
-from rl_training.tools.zoo.jobs import SHOWN, Job, final_return, standing
+from rl_training.tools.zoo.jobs import SHOWN, Job, final_return, job_status
 from rl_training.tools.zoo.manifest import Benchmark, Entry
 
 FORMAT = 1
 RESULTS = "results.json"
-"""Beside a manifest: what was measured when its presets were last run to their end."""
+"""File beside a manifest with the results of its complete runs."""
 PLACEMENT = ("device", "acceleration")
-"""Settings of where and how a run is computed: a run may differ from its preset in these, and its
-result records them."""
-_RECORDING = ("tensorboard", "wandb", "wandb_project")
-"""Settings of what a run writes besides its metrics; results do not depend on them."""
+"""Settings of where and how a run is computed. A run may differ from its preset in these; they
+are stored with its result."""
+_RECORDING = ("tensorboard", "wandb", "wandb_project", "eval_interval", "log_info")
+"""Settings of what a run writes and when it is evaluated; they do not change the final policy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,25 +33,25 @@ class SeedResult:
     seed: int
     steps: int
     episodes: int
-    """Episodes of the last evaluation; none where the return is that of training."""
+    """Episodes of the last evaluation; None if the return is that of training."""
     mean: float
     """Mean return of the final policy."""
     std: float | None
-    """Between its episodes; none where the return is that of training."""
+    """Standard deviation over these episodes; None if the return is that of training."""
     seconds: float | None
-    """What training took."""
+    """Seconds of training."""
     device: str | None = None
-    """The run's ``device`` setting; none in files older than this field: the preset's."""
+    """The run's ``device`` setting; None (in older files): the preset's."""
     acceleration: str | None = None
-    """The run's ``acceleration`` setting; none in files older than this field: the preset's."""
+    """The run's ``acceleration`` setting; None (in older files): the preset's."""
     command: str | None = None
     """The command that repeats the run."""
     made_with: int | None = None
-    """The run's entry in ``Results.made_with``, by its index."""
+    """Index of the run's entry in ``Results.made_with``."""
 
     @property
     def placement(self) -> tuple[str | None, ...]:
-        """Its settings of ``PLACEMENT``."""
+        """The run's values of the settings in ``PLACEMENT``."""
         return self.device, self.acceleration
 
 
@@ -61,12 +61,12 @@ class PresetResult:
 
     preset: str
     settings: dict[str, Any]
-    """The preset's settings: all but the seed and how a run was shown. A run may differ from them
-    in ``PLACEMENT``, which it records itself."""
+    """The preset's settings without the seed and settings of display. A run may differ from them in
+    ``PLACEMENT``, which is stored with the run."""
     steps: int
-    """Steps asked for; whole rollouts may be a few more."""
+    """Requested steps; a run of whole rollouts may take a few more."""
     seeds: tuple[int, ...]
-    """Seeds asked for."""
+    """Requested seeds."""
     expected: float | None
     source: str
     runs: tuple[SeedResult, ...]
@@ -78,20 +78,20 @@ class PresetResult:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean return over the seeds."""
         return statistics.mean(self.means)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every seed was run to its end."""
+        """Whether the runs of all seeds are complete."""
         return {run.seed for run in self.runs} == set(self.seeds)
 
     def verdict(self, scale: float) -> str:
-        """What was measured against what was expected."""
+        """Return how the mean return compares with the expected one."""
         if not self.runs:
             return "not run"
         if self.expected is None:
-            return "no figure to compare with"
+            return "no expected return"
         if scale != 1.0:
             return f"not comparable: {scale:g} of the steps"
         short = self.expected - self.mean
@@ -99,7 +99,7 @@ class PresetResult:
         return compared if self.is_whole else f"{compared} ({self.count()})"
 
     def summary(self) -> str:
-        """The returns in words: the mean of all seeds, and each one's where they differ."""
+        """Return a text of the mean return, and of each seed's return where they differ."""
         shown = [f"{mean:.1f}" for mean in self.means]
         partial = "" if self.is_whole else f"{self.count()}: "
         if len(set(shown)) == 1:
@@ -107,11 +107,11 @@ class PresetResult:
         return f"{partial}{self.mean:.1f} mean ({', '.join(shown)})"
 
     def count(self) -> str:
-        """How many of the seeds were run to their end."""
+        """Return a text of how many seeds are complete."""
         return f"{len(self.runs)} of {len(self.seeds)} seeds"
 
     def command(self, benchmark: str) -> str:
-        """The command that repeats the runs; S is the seed where they were not placed as preset."""
+        """Return the command that repeats the runs; S is the seed if PLACEMENT was changed."""
         own = tuple(self.settings[key] for key in PLACEMENT)
         placed = [run for run in self.runs if run.command is not None and run.placement != own]
         if not placed:
@@ -122,20 +122,20 @@ class PresetResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What runs were made with."""
+    """Commit, versions and hardware of runs."""
 
     commit: str | None
-    """Of the folder they were started in."""
+    """Commit of the folder in which they were started."""
     device: str | None
     cpu_cores: int | None
     versions: dict[str, Any]
     accelerator: str | None = None
-    """Name of the accelerator, where one was used and its name is known."""
+    """Name of the accelerator, if one was used and its name is known."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a result file holds."""
+    """The content of a result file."""
 
     format: int
     benchmark: str
@@ -144,14 +144,14 @@ class Results:
     made_with: tuple[Origin, ...]
 
     def __post_init__(self) -> None:
-        require(self.format == FORMAT, "format", f"{FORMAT}, the one known here", self.format)
+        require(self.format == FORMAT, "format", f"{FORMAT}, the supported version", self.format)
 
     def of(self, preset: str) -> PresetResult | None:
-        """The runs of a preset, if there are any."""
+        """Return the result of a preset; None if there is none."""
         return next((own for own in self.presets if own.preset == preset and own.runs), None)
 
     def origin_of(self, run: SeedResult) -> Origin | None:
-        """What a run was made with; none where it does not name it."""
+        """Return the origin of a run; None if it is not recorded."""
         return None if run.made_with is None else self.made_with[run.made_with]
 
 
@@ -162,13 +162,13 @@ def gather(benchmark: Benchmark, jobs: Sequence[Job], scale: float) -> Results:
         own = [job for job in jobs if job.entry == entry]
         if not own:
             continue
-        states = [standing(job) for job in own]
+        states = [job_status(job) for job in own]
         done = [now.run_dir for now in states if now.status == "finished" and now.run_dir]
         runs = [run for folder in done if (run := read_run(benchmark, entry, folder)) is not None]
         config = benchmark.config(entry).with_overrides(total_timesteps=own[0].steps)
         preset = PresetResult(
             preset=entry.preset,
-            settings=what_is_run(config),  # that of the runs: `standing` refuses others
+            settings=result_settings(config),  # those of the runs, too: `job_status` refuses others
             steps=own[0].steps,
             seeds=tuple(job.seed for job in own),
             expected=entry.expected,
@@ -181,7 +181,7 @@ def gather(benchmark: Benchmark, jobs: Sequence[Job], scale: float) -> Results:
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A run folder's figures and what they were made with."""
+    """The result and the origin of a run folder."""
 
     preset: str
     result: SeedResult
@@ -196,9 +196,9 @@ def read_run(
     commit: str | None = None,
     accelerator: str | None = None,
 ) -> FinishedRun | None:
-    """Read the folder of a finished run; none where not one episode ended.
+    """Read the folder of a finished run; return None if no episode ended.
 
-    ``commit`` is used where the run itself recorded none.
+    ``commit`` is used if the run did not record one.
     """
     about = read_json(run_dir / "metadata.json")
     summary = read_json(run_dir / "summary.json")
@@ -229,7 +229,7 @@ def read_run(
 
 
 def _command(benchmark: Benchmark, entry: Entry, config: TrainConfig[Any]) -> str:
-    """What repeats a run, without the paths of the machine it ran on."""
+    """Return the command that repeats a run, without paths of the machine it ran on."""
     preset = config_from_file(benchmark.preset_file(entry))
     packaged = benchmark.path.parent.resolve().parent == zoo_dir().resolve()
     name = f"zoo/{benchmark.name}/{entry.preset}" if packaged else f"--config {entry.preset}.yaml"
@@ -251,7 +251,7 @@ def _numbered(
     found: Sequence[tuple[PresetResult, Sequence[Origin | None]]],
     others: Sequence[Origin] = (),
 ) -> Results:
-    """Results whose runs name what they were made with; ``others``: origins that no run names."""
+    """Return results whose runs refer to origins by index; ``others`` have no run."""
     distinct: list[Origin] = list(others)
     presets = []
     for own, origins in found:
@@ -272,15 +272,16 @@ def _numbered(
     )
 
 
-def what_is_run(config: TrainConfig[Any]) -> dict[str, Any]:
-    """The settings that results depend on, as plain values."""
+def result_settings(config: TrainConfig[Any]) -> dict[str, Any]:
+    """Return the settings that results depend on, as plain values."""
     return {key: value for key, value in config.to_dict().items() if key not in (*SHOWN, "seed")}
 
 
 def differing_settings(run: Mapping[str, Any], preset: Mapping[str, Any]) -> list[str]:
-    """Names of settings in which a run differs from a preset, other than ``PLACEMENT``.
+    """Return the names of settings in which a run differs from a preset, without ``PLACEMENT``.
 
-    Both are as of :func:`what_is_run`; a setting that ``run`` does not have is newer than it.
+    Both come from :func:`result_settings`. Settings that are missing in ``run`` are ignored: they
+    were added to the package later.
     """
     ignored = (*PLACEMENT, *_RECORDING, "algo_kwargs")
     top = [key for key in run if key not in ignored and run[key] != preset.get(key)]
@@ -290,24 +291,24 @@ def differing_settings(run: Mapping[str, Any], preset: Mapping[str, Any]) -> lis
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """Kept results with further runs added."""
+    """Stored results with further runs added."""
 
     results: Results
     added: list[FinishedRun]
     ignored: list[FinishedRun]
     """Runs whose seed already has a result."""
     replaced: list[str]
-    """Presets whose results were of other settings and are replaced."""
+    """Presets whose results were replaced because they had other settings."""
 
 
 def merge_runs(benchmark: Benchmark, kept: Results | None, runs: Sequence[FinishedRun]) -> Merge:
-    """Add runs to the kept results of a benchmark; the first result of a seed stays."""
+    """Add runs to the stored results of a benchmark; the first result of a seed is kept."""
     found: list[tuple[PresetResult, list[Origin | None]]] = []
     merge = Merge(_numbered(benchmark.name, 1.0, []), [], [], [])
     for entry in benchmark.entries:
         before = kept.of(entry.preset) if kept else None
         new = [run for run in runs if run.preset == entry.preset]
-        settings = what_is_run(benchmark.config(entry))
+        settings = result_settings(benchmark.config(entry))
         if new and before is not None and differing_settings(before.settings, settings):
             merge.replaced.append(entry.preset)
             before = None
@@ -344,12 +345,12 @@ def write_results(path: Path, results: Results) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, dataclasses.asdict(results))
-    except (OSError, ValueError) as error:  # the latter: a path without a name
+    except (OSError, ValueError) as error:  # ValueError: a path without a name
         raise UserError(f"cannot write {str(path)!r}: {error}") from None
 
 
 def kept_results(benchmark: Benchmark) -> Results | None:
-    """What is kept beside a manifest: runs to their end; presets may lack some of their seeds."""
+    """Return the stored results beside a manifest; presets may lack some of their seeds."""
     path = benchmark.path.parent / RESULTS
     if not path.is_file():
         return None
@@ -370,13 +371,13 @@ def kept_results(benchmark: Benchmark) -> Results | None:
 
 
 def read_results(path: Path) -> Results:
-    """Read a result file strictly."""
+    """Read a result file; unknown keys and wrong types raise ConfigError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no results")
+        raise ConfigError(f"{path} does not contain results")
     try:
         return build_dataclass(Results, content, "results")
     except ConfigError as error:

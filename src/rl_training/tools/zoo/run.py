@@ -1,4 +1,4 @@
-"""Runs jobs in a bounded number of processes, shows how they get on, survives their failures."""
+"""Run jobs in several processes, show their progress, and continue when one of them fails."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rl_training.terminal import one_line
 from rl_training.tools.zoo.jobs import (
     LOG,
     Job,
-    Standing,
+    JobStatus,
     command,
+    job_status,
     latest_row,
     read_tail,
-    standing,
 )
 
 _POLL_SECONDS = 0.2
@@ -37,9 +37,9 @@ class Outcome:
     """How a job ended."""
 
     job: Job
-    standing: Standing
+    job_status: JobStatus
     error: str | None = None
-    """Its last words, where it failed."""
+    """Last line of its output, if it failed."""
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ class _Running:
 
 
 Show = Callable[[list[tuple[Job, int, float | None]], list[Outcome]], None]
-"""Told from time to time: what is running (job, step, training return), and all that has ended."""
+"""Called at intervals with the running jobs (job, step, training return) and all outcomes."""
 
 
 def run_jobs(
@@ -59,11 +59,11 @@ def run_jobs(
     show: Show,
     trust_modules: Sequence[str] | None = None,
 ) -> tuple[list[Outcome], bool]:
-    """Run what is not finished yet; what has ended, and whether we were asked to stop.
+    """Run the unfinished jobs; return all outcomes, and whether a signal requested a stop.
 
-    A signal is handed on: every run saves, and the same call goes on from there another time.
+    SIGINT and SIGTERM are forwarded: every run saves a checkpoint, and the next call resumes it.
     """
-    before = {job: standing(job) for job in jobs}
+    before = {job: job_status(job) for job in jobs}
     ended = [Outcome(job, now) for job, now in before.items() if now.status == "finished"]
     waiting = [job for job in jobs if before[job].status != "finished"]
     running: list[_Running] = []
@@ -91,8 +91,8 @@ def _start(job: Job, words: list[str]) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     log = job.folder / LOG
     with log.open("ab") as file:
-        # A session of its own: Ctrl-C reaches it through us, once. There are no threads here that
-        # preexec_fn could trip over.
+        # A new session, so that Ctrl-C reaches the run only through this process, once. preexec_fn
+        # is safe because this process has no other threads.
         process = subprocess.Popen(  # noqa: S603 - our own command
             words,
             stdin=subprocess.DEVNULL,
@@ -105,7 +105,7 @@ def _start(job: Job, words: list[str]) -> _Running:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM (the run saves) when the parent dies, however it does."""
+    """Make the kernel send SIGTERM, at which a run saves, when the parent process ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
@@ -120,9 +120,9 @@ def _ask_to_stop(process: subprocess.Popen[bytes], *, hard: bool) -> None:
 
 def _outcome(one: _Running) -> Outcome:
     try:
-        now = standing(one.job)
+        now = job_status(one.job)
     except UserError as error:  # the other runs continue
-        return Outcome(one.job, Standing("missing"), str(error))
+        return Outcome(one.job, JobStatus("missing"), str(error))
     if one.process.returncode == 0:
         return Outcome(one.job, now)
     words = read_tail(one.log, _TAIL).decode("utf-8", "replace").strip().splitlines()
@@ -144,7 +144,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_request() -> Iterator[_Stop]:
-    """Count SIGINT and SIGTERM instead of dying of them."""
+    """Count SIGINT and SIGTERM instead of ending the process."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
