@@ -6,7 +6,7 @@ DEV := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench docs clean
+.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench docs docs-tables clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,42 +30,45 @@ $(BENCH): pyproject.toml constraints.txt $(CORE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench,atari,mujoco]'
 	@touch $@
 
-train: $(CORE) ## train PPO on CartPole-v1 (about a minute, set-up aside)
+train: $(CORE) ## train PPO on CartPole-v1 (about a minute after set-up)
 	@$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
 
 test: $(DEV) ## run the tests
 	$(BIN)/python -m pytest -n auto -m "not full and not learn"
 
-test-full: $(DEV) ## every test but the learning runs: the whole resume cross product
+test-full: $(DEV) ## all tests except the learning runs
 	$(BIN)/python -m pytest -m "not learn"
 
-test-learn: $(DEV) ## train presets to their published bars, five seeds each (minutes)
+test-learn: $(DEV) ## train presets and compare their returns with the published ones (minutes)
 	$(BIN)/python -m pytest -m learn --timeout 3600 -s
 
-test-report: $(DEV) ## the report and its page in a real browser (needs chromium)
+test-report: $(DEV) ## tests of the HTML report in a browser (needs chromium)
 	$(BIN)/python -m pytest tests/test_report.py tests/test_report_browser.py
 
-test-faults: $(DEV) ## kill runs and feed damaged files, many times; prints the counts (minutes)
+test-faults: $(DEV) ## kill runs and open damaged files, many times (minutes)
 	$(BIN)/python scripts/test_faults.py
 
-test-wheel: $(CORE) ## build a wheel, install it in an empty environment, train from it elsewhere
+test-wheel: $(CORE) ## build a wheel, install it in an empty environment and train with it
 	PYTHON=$(PYTHON) PIP=$(BIN)/pip sh scripts/test_wheel.sh
 
-lint: $(DEV) ## ruff: rules and formatting
+lint: $(DEV) ## check style with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: $(DEV) ## mypy, strict
+type: $(DEV) ## check types with mypy
 	$(BIN)/mypy
 
-format: $(DEV) ## rewrite files the way lint wants them
+format: $(DEV) ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs-tables: $(DEV) ## write the generated tables and the Python API page into the Markdown files
+	$(BIN)/python scripts/generate_docs.py
 
 docs: $(DEV) ## build the documentation into site/ (no network needed)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(BENCH) ## speed against Stable-Baselines3, in one run on this machine
+bench: $(BENCH) ## measure speed against Stable-Baselines3 on this machine
 	$(BIN)/python benchmarks/ppo_cartpole.py
 	$(BIN)/python benchmarks/recurrent_ppo.py
 	$(BIN)/python benchmarks/ppg.py
