@@ -25,29 +25,29 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the settings."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--total-timesteps", type=int, default=500_000, help="environment steps, all together")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
-    add("--num-envs", type=int, default=8, help="environments stepped side by side")
+    add("--total-timesteps", type=int, default=500_000, help="environment steps in total")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environments")
+    add("--num-envs", type=int, default=8, help="number of environments")
     add("--num-steps", type=int, default=5, help="steps of each environment per update")
-    add("--learning-rate", type=float, default=7e-4, help="RMSprop's step size at the start")
-    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--learning-rate", type=float, default=7e-4, help="initial learning rate of RMSprop")
+    add("--anneal-lr", action=switch, default=True, help="anneal the learning rate to zero")
     add("--gamma", type=float, default=0.99, help="discount factor")
     add("--ent-coef", type=float, default=0.0, help="weight of the entropy bonus")
     add("--vf-coef", type=float, default=0.5, help="weight of the value loss")
-    add("--max-grad-norm", type=float, default=0.5, help="gradients are scaled down to this norm")
+    add("--max-grad-norm", type=float, default=0.5, help="clip gradients to this norm")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     return parser.parse_args(argv)
 
 
 class Agent(nn.Module):
-    """A policy over two actions and a value function, each a network of its own."""
+    """A policy over two actions and a value function, as two separate networks."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Almost uniform at first: the policy's last layer is small.
+        # A small last layer makes the initial policy almost uniform.
         self.actor = mlp(4, 2, output_gain=0.01)
         self.critic = mlp(4, 1, output_gain=1.0)
 
@@ -75,7 +75,7 @@ def make_optimizer(agent: Agent, learning_rate: float) -> torch.optim.Optimizer:
 
 
 class Rollout(NamedTuple):
-    """What happened, time first, environment second; ``next_obs`` follows the last step."""
+    """Tensors of (time, environment, ...); ``next_obs`` is the observation after the last step."""
 
     obs: Tensor
     actions: Tensor
@@ -83,7 +83,7 @@ class Rollout(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     final_obs: Tensor
-    """The last observation of each episode that ended: the reset hides it from ``obs``."""
+    """The true last observation of each episode that ended, which ``obs`` does not contain."""
     next_obs: Tensor
 
 
@@ -96,7 +96,7 @@ def make_envs(num_envs: int) -> SyncVectorEnv:
 
 @torch.no_grad()
 def collect(envs: SyncVectorEnv, agent: Agent, obs: Array, num_steps: int) -> Rollout:
-    """Take ``num_steps`` steps in every environment, starting at ``obs``."""
+    """Step every environment ``num_steps`` times, starting at ``obs``."""
     dtype = next(agent.parameters()).dtype
     steps: list[tuple[Array, ...]] = []
     for _ in range(num_steps):
@@ -114,12 +114,12 @@ def collect(envs: SyncVectorEnv, agent: Agent, obs: Array, num_steps: int) -> Ro
 
 @torch.no_grad()
 def compute_returns(agent: Agent, rollout: Rollout, gamma: float) -> Tensor:
-    """Return the discounted rewards up to the rollout's end, and the value of what follows it.
+    """Return discounted returns, bootstrapped with the value after the rollout.
 
     R_t = r_t + gamma R_{t+1}, where R_{t+1} is
 
         0             where the episode terminated with the action at t,
-        V(final_obs)  where it was only truncated there, since it could have continued,
+            V(final_obs)  where it was truncated with the action at t,
         V(next_obs)   at the end of the rollout.
     """
     returns = torch.zeros_like(rollout.rewards)
@@ -136,7 +136,7 @@ def compute_returns(agent: Agent, rollout: Rollout, gamma: float) -> Tensor:
 def a2c_update(
     agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, args: argparse.Namespace
 ) -> dict[str, Tensor]:
-    """Take one gradient step on a whole rollout."""
+    """Make one gradient step on a whole rollout."""
     returns = compute_returns(agent, rollout, args.gamma)
     values = agent.value(rollout.obs)
     advantages = (returns - values).detach()
@@ -157,7 +157,7 @@ def a2c_update(
 
 @torch.no_grad()
 def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
-    """Return the returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = gym.make("CartPole-v1")
     returns = []
     for episode in range(episodes):
@@ -174,7 +174,7 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
 
 
 def finished_returns(running: Array, rollout: Rollout) -> list[float]:
-    """Return the returns of the episodes that ended; ``running`` holds those of the open ones."""
+    """Return the returns of ended episodes; ``running`` holds those of unfinished ones."""
     finished = []
     dones = (rollout.terminated | rollout.truncated).numpy()
     for reward, done in zip(rollout.rewards.numpy(), dones, strict=True):

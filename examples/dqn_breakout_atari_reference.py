@@ -3,8 +3,8 @@
     python examples/dqn_breakout_atari_reference.py --total-timesteps 10000000 --seed 1
 
 Read it from the bottom: `main` alternates between stepping the environment and learning from
-replay. A *game* is what the console plays until it is over; an *episode* is what the agent is told,
-and ends with every life. Scores are those of whole games, as the console counts them.
+replay. A *game* lasts until the console ends it; an *episode* is what the agent sees, and ends
+with every lost life. Scores are those of whole games, as the console counts them.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ STACK, SIZE, SKIP = 4, 84, 4
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     best_device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--total-timesteps", type=int, default=10_000_000, help="environment steps")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environment")
-    add("--learning-rate", type=float, default=1e-4, help="Adam's step size")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environment")
+    add("--learning-rate", type=float, default=1e-4, help="learning rate of Adam")
     add("--buffer-size", type=int, default=1_000_000, help="frames kept for replay, 7 kB each")
-    add("--learning-starts", type=int, default=80_000, help="steps of random actions at first")
+    add("--learning-starts", type=int, default=80_000, help="random steps at the start")
     add("--batch-size", type=int, default=32, help="transitions per update")
     add("--train-freq", type=int, default=4, help="steps between updates")
     add("--target-update-interval", type=int, default=1000, help="steps between target copies")
     add("--gamma", type=float, default=0.99, help="discount factor")
-    add("--exploration-fraction", type=float, default=0.1, help="share of the run epsilon falls")
+    add("--exploration-fraction", type=float, default=0.1, help="run fraction of epsilon decay")
     add("--exploration-initial-eps", type=float, default=1.0, help="epsilon at the start")
-    add("--exploration-final-eps", type=float, default=0.01, help="epsilon once it has fallen")
-    add("--max-grad-norm", type=float, default=10.0, help="gradients are scaled down to this norm")
-    add("--noop-max", type=int, default=30, help="most frames that pass before a game is shown")
-    add("--max-frames", type=int, default=108_000, help="frames after which a game is cut short")
-    add("--report-interval", type=int, default=10_000, help="steps between lines of progress")
+    add("--exploration-final-eps", type=float, default=0.01, help="final epsilon")
+    add("--max-grad-norm", type=float, default=10.0, help="clip gradients to this norm")
+    add("--noop-max", type=int, default=30, help="most frames skipped at the start")
+    add("--max-frames", type=int, default=108_000, help="frames after which a game is truncated")
+    add("--report-interval", type=int, default=10_000, help="steps between progress lines")
     add("--eval-games", type=int, default=10, help="whole games after training")
-    add("--device", default=best_device, help="where the networks live")
+    add("--device", default=best_device, help="device of the networks")
     args = parser.parse_args(argv)
     if args.buffer_size <= args.batch_size:
         parser.error("--buffer-size must be above --batch-size")
@@ -61,7 +61,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class StartGame(gym.Wrapper[Any, Any, Any, Any]):
-    """Starts a game: a random number of frames without an action, then FIRE, which serves."""
+    """Starts a game: a random number of no-op frames, then FIRE, which launches the ball."""
 
     def __init__(self, env: gym.Env[Any, Any], noop_max: int) -> None:
         super().__init__(env)
@@ -70,7 +70,7 @@ class StartGame(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """From 1 to ``noop_max`` frames pass, the one of FIRE included."""
+        """Reset, and skip 1 to ``noop_max`` frames, the one of FIRE included."""
         self.env.reset(seed=seed, options=options)
         noops = int(self.unwrapped.np_random.integers(self.noop_max)) if self.noop_max else 0
         for _ in range(noops):
@@ -80,10 +80,10 @@ class StartGame(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class LivesAsEpisodes(gym.Wrapper[Any, Any, Any, Any]):
-    """Tells the agent that a lost life is the end, and of rewards their sign alone.
+    """Ends the episode at every lost life, and clips rewards to -1, 0 or 1.
 
-    The game goes on all the same: the reset after a lost life touches nothing. Where the game
-    itself is over or cut short, ``info["score"]`` is what it earned.
+    The game itself continues: the reset after a lost life does not reset the game. When the game
+    ends or is truncated, ``info["score"]`` is its score.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -94,7 +94,7 @@ class LivesAsEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Go on where only a life was lost; else, and with a seed, start a game."""
+        """Continue the game after a lost life; otherwise, or with a seed, start a new game."""
         if self.goes_on and seed is None:
             self.goes_on = False
             return self.obs, {}
@@ -116,27 +116,27 @@ class LivesAsEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make_env(noop_max: int, max_frames: int) -> gym.Env[Any, Any]:
-    """Breakout as agents usually see it, layer by layer from the console outwards.
+    """Return Breakout with the standard preprocessing, from the innermost wrapper outwards.
 
-    Actions are never repeated by chance: what was called BreakoutNoFrameskip-v4.
+    Without sticky actions, as in BreakoutNoFrameskip-v4.
     """
     env = gym.make(
         "ALE/Breakout-v5",
         frameskip=1,
         repeat_action_probability=0.0,
         obs_type="grayscale",
-        max_num_frames_per_episode=0,  # no limit of its own: TimeLimit sets one
+        max_num_frames_per_episode=0,  # no limit here: TimeLimit sets one
     )
     env = StartGame(env, noop_max)
-    # Four frames an action, of which the brighter pixels of the last two are shown. Its own no-ops
-    # would come after FIRE, and its own rule about lives would start a new game with each.
+    # Four frames per action; the observation is the maximum of the last two. Its own no-ops are
+    # not used (they would come after FIRE), nor its rule about lives (it would reset the game).
     env = AtariPreprocessing(env, noop_max=0, frame_skip=SKIP, screen_size=SIZE)
     env = FrameStackObservation(env, STACK, padding_type="zero")
     return LivesAsEpisodes(TimeLimit(env, max_frames // SKIP))
 
 
 class QNetwork(nn.Module):
-    """Values of all actions in a stack of frames; weights as torch makes them."""
+    """Values of all actions for a stack of frames; torch's default weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,37 +154,37 @@ class QNetwork(nn.Module):
         )
 
     def forward(self, obs: Tensor) -> Tensor:
-        """One row of values for each observation."""
+        """Return one row of values for each observation."""
         pixels = obs.to(next(self.parameters()).dtype) / 255
         return self.layers(pixels)  # type: ignore[no-any-return]
 
 
 class Networks(NamedTuple):
-    """Action values Q, and the older copy of them that targets are made of."""
+    """The Q network and its target network."""
 
     online: QNetwork
     target: QNetwork
 
 
 def make_networks(device: str) -> Networks:
-    """Two networks that are equal at first."""
+    """Return a Q network and a target network with the same weights."""
     online = QNetwork().to(device)
     return Networks(online, copy.deepcopy(online))
 
 
 def copy_target(networks: Networks) -> None:
-    """Bring the target up to date."""
+    """Copy the weights to the target network."""
     networks.target.load_state_dict(networks.online.state_dict())
 
 
 class Replay:
-    """The last transitions, as a ring of single frames.
+    """A ring of the last transitions, stored as single frames.
 
-    Whole stacks for an observation and its successor would take 56 kB for each transition, with
-    every frame stored eight times: a million of them would not fit in memory. So a row holds one
-    frame, the newest of its stack, and what was done there. The older ones are in the rows before
-    (black before a game's first), the successor's is in the row after. In the last row of a game,
-    and in the newest of all, nothing has been done: they are no transitions.
+    Whole stacks for an observation and its successor would take 56 kB per transition, with every
+    frame stored eight times: a million of them would not fit in memory. So a row holds one frame,
+    the newest of its stack, and the action taken there. The older frames are in the rows before
+    (black before a game's first frame), the successor's frame is in the row after. The last row of
+    a game and the newest row have no action yet: they are not transitions.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -197,11 +197,11 @@ class Replay:
         self.terminated = np.zeros(capacity, np.float32)
 
     def begin(self, frame: Array) -> None:
-        """A game shows its first frame."""
+        """Store the first frame of a game."""
         self._write(frame, age=0)
 
     def add(self, action: int, reward: float, terminated: bool, frame: Array) -> None:
-        """What was done at the newest frame, what it gave, and the frame that followed."""
+        """Store the action at the newest frame, its reward and end, and the next frame."""
         newest = (self.added - 1) % self.capacity
         self.actions[newest], self.rewards[newest] = action, reward
         self.terminated[newest], self.acted[newest] = terminated, True
@@ -213,19 +213,19 @@ class Replay:
         self.added += 1
 
     def sample(self, batch_size: int) -> dict[str, Tensor]:
-        """A batch of transitions, drawn with replacement."""
+        """Return a batch of transitions, sampled with replacement."""
         oldest = max(0, self.added - self.capacity)
         chosen = np.zeros(0, np.int64)
         while len(chosen) < batch_size:
             places = torch.randint(self.added - oldest, (batch_size,)).numpy()
             rows = (oldest + places) % self.capacity
-            # The first frames of the oldest stacks have been written over.
+            # The first frames of the oldest stacks have been overwritten.
             is_whole = places >= np.minimum(self.ages[rows], STACK - 1)
             chosen = np.concatenate((chosen, rows[self.acted[rows] & is_whole]))
         return self.rows(chosen[:batch_size])
 
     def rows(self, rows: Array) -> dict[str, Tensor]:
-        """The transitions in some rows of the ring, as plain tensors."""
+        """Return the transitions of some rows as tensors."""
         columns = {
             "obs": self._stacks(rows),
             "actions": self.actions[rows],
@@ -236,7 +236,7 @@ class Replay:
         return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def _stacks(self, rows: Array) -> Array:
-        """The last frames at some rows, oldest first."""
+        """Return the stacks of some rows, oldest frame first."""
         ago = np.arange(STACK - 1, -1, -1)
         stacks: Array = self.frames[(rows[:, None] - ago) % self.capacity]
         stacks[ago > self.ages[rows][:, None]] = 0
@@ -244,7 +244,7 @@ class Replay:
 
 
 class Collector:
-    """Steps an environment and records what happened."""
+    """Steps an environment and stores the transitions."""
 
     def __init__(self, env: gym.Env[Any, Any], replay: Replay, seed: int) -> None:
         self.env, self.replay = env, replay
@@ -253,10 +253,10 @@ class Collector:
         self.scores = deque[float](maxlen=100)
 
     def step(self, action: int) -> None:
-        """Take one action; start over where it ends the episode."""
+        """Take one action, and reset the environment if it ends the episode."""
         self.obs, reward, terminated, truncated, info = self.env.step(action)
-        # Before the reset below, so that what follows is the true successor even of a last step. A
-        # lost life is final; the limit on frames only ends the recording, and is not recorded.
+        # Stored before the reset below, so that the next frame is the true successor also of a
+        # last step. Only a lost life is stored as terminated; after the limit targets bootstrap.
         self.replay.add(action, float(reward), terminated, self.obs[-1])
         if terminated or truncated:
             self.obs, _ = self.env.reset()
@@ -266,14 +266,14 @@ class Collector:
 
 
 def epsilon(step: int, args: argparse.Namespace) -> float:
-    """Share of random actions: a straight line over the first part of the run, then constant."""
+    """Return the fraction of random actions: linear at first, then constant."""
     done = min(1.0, step / (args.exploration_fraction * args.total_timesteps))
     return float((1 - done) * args.exploration_initial_eps + done * args.exploration_final_eps)
 
 
 @torch.no_grad()
 def explore(network: QNetwork, obs: Array, random_share: float) -> int:
-    """The action of the highest value, but any with probability ``random_share``."""
+    """Return a random action with probability ``random_share``, else the greedy one."""
     if torch.rand(()) < random_share:
         return int(torch.randint(NUM_ACTIONS, ()))
     device = next(network.parameters()).device
@@ -282,7 +282,7 @@ def explore(network: QNetwork, obs: Array, random_share: float) -> int:
 
 @torch.no_grad()
 def dqn_targets(target: QNetwork, batch: dict[str, Tensor], gamma: float) -> Tensor:
-    """Values to meet: r + gamma (1 - terminated) max_a Q_target(s', a)."""
+    """Return the targets r + gamma (1 - terminated) max_a Q_target(s', a)."""
     best: Tensor = target(batch["next_obs"]).max(dim=1).values
     return batch["rewards"] + gamma * (1 - batch["terminated"]) * best
 
@@ -293,11 +293,11 @@ def dqn_update(
     batch: dict[str, Tensor],
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """Take one gradient step on a batch."""
+    """Make one gradient step on a batch."""
     targets = dqn_targets(networks.target, batch, args.gamma)
     q_values = networks.online(batch["obs"]).gather(1, batch["actions"][:, None]).squeeze(1)
 
-    # Huber: quadratic within 1, then linear, so that no error's gradient is larger than 1.
+    # Huber loss: quadratic up to 1, then linear, so that gradients are at most 1.
     size = (q_values - targets).abs()
     loss = torch.where(size < 1, size**2 / 2, size - 0.5).mean()
 
@@ -309,15 +309,15 @@ def dqn_update(
 
 
 def make_optimizer(networks: Networks, args: argparse.Namespace) -> torch.optim.Optimizer:
-    """Adam over the online network alone."""
+    """Return Adam over the Q network (not the target network)."""
     return torch.optim.Adam(networks.online.parameters(), lr=args.learning_rate, eps=1e-8)
 
 
 def evaluate(network: QNetwork, args: argparse.Namespace) -> list[float]:
-    """Scores of whole games in an environment of its own.
+    """Return the scores of whole games in a separate environment.
 
-    As many actions are random as at the end of training: whoever always takes the best one may
-    wait for ever for a ball that was not served.
+    Epsilon is that of the end of training: a greedy policy may wait forever without launching
+    the ball.
     """
     env = make_env(args.noop_max, args.max_frames)
     obs, _ = env.reset(seed=args.seed + 10_000)

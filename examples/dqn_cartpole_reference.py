@@ -25,32 +25,32 @@ OBS_SIZE, NUM_ACTIONS = 4, 2
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
     add("--total-timesteps", type=int, default=50_000, help="environment steps")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environment")
-    add("--learning-rate", type=float, default=1e-3, help="Adam's step size at the start")
-    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environment")
+    add("--learning-rate", type=float, default=1e-3, help="initial learning rate of Adam")
+    add("--anneal-lr", action=switch, default=True, help="anneal the learning rate to zero")
     add("--buffer-size", type=int, default=100_000, help="transitions kept for replay")
-    add("--learning-starts", type=int, default=1000, help="steps of random actions at first")
+    add("--learning-starts", type=int, default=1000, help="random steps at the start")
     add("--batch-size", type=int, default=64, help="transitions per update")
     add("--train-freq", type=int, default=64, help="steps between rounds of learning")
     add("--gradient-steps", type=int, default=32, help="updates in each round")
     add("--target-update-interval", type=int, default=128, help="steps between target copies")
     add("--gamma", type=float, default=0.99, help="discount factor")
-    add("--exploration-fraction", type=float, default=0.16, help="share of the run epsilon falls")
+    add("--exploration-fraction", type=float, default=0.16, help="run fraction of epsilon decay")
     add("--exploration-initial-eps", type=float, default=1.0, help="epsilon at the start")
-    add("--exploration-final-eps", type=float, default=0.04, help="epsilon once it has fallen")
-    add("--max-grad-norm", type=float, default=10.0, help="gradients are scaled down to this norm")
+    add("--exploration-final-eps", type=float, default=0.04, help="final epsilon")
+    add("--max-grad-norm", type=float, default=10.0, help="clip gradients to this norm")
     add("--hidden-sizes", type=int, nargs="+", default=[256, 256], help="widths of the layers")
-    add("--report-interval", type=int, default=1000, help="steps between lines of progress")
+    add("--report-interval", type=int, default=1000, help="steps between progress lines")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     return parser.parse_args(argv)
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers with ReLU in between, weights as torch makes them."""
+    """Return linear layers with ReLU in between and torch's default weights."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
@@ -58,25 +58,25 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 class Networks(NamedTuple):
-    """Action values Q, and the older copy of them that targets are made of."""
+    """The Q network and its target network."""
 
     online: nn.Sequential
     target: nn.Sequential
 
 
 def make_networks(hidden_sizes: Sequence[int]) -> Networks:
-    """Two networks that are equal at first."""
+    """Return a Q network and a target network with the same weights."""
     online = mlp(OBS_SIZE, *hidden_sizes, NUM_ACTIONS)
     return Networks(online, copy.deepcopy(online))
 
 
 def copy_target(networks: Networks) -> None:
-    """Bring the target up to date."""
+    """Copy the weights to the target network."""
     networks.target.load_state_dict(networks.online.state_dict())
 
 
 class Replay:
-    """The last ``capacity`` transitions, in columns."""
+    """A ring of the last ``capacity`` transitions, with one array per field."""
 
     def __init__(self, capacity: int) -> None:
         self.columns = {
@@ -92,18 +92,18 @@ class Replay:
         return min(self.added, self.capacity)
 
     def add(self, **transition: Any) -> None:
-        """Write one transition over the oldest."""
+        """Store one transition in place of the oldest."""
         for name, value in transition.items():
             self.columns[name][self.added % self.capacity] = torch.as_tensor(value)
         self.added += 1
 
     def rows(self, indices: Tensor) -> dict[str, Tensor]:
-        """A batch of plain tensors."""
+        """Return a batch of tensors."""
         return {name: column[indices] for name, column in self.columns.items()}
 
 
 class Collector:
-    """Steps an environment and records what happened."""
+    """Steps an environment and stores the transitions."""
 
     def __init__(self, env: gym.Env[Any, Any], replay: Replay, seed: int) -> None:
         self.env, self.replay = env, replay
@@ -111,10 +111,10 @@ class Collector:
         self.running, self.returns = 0.0, deque[float](maxlen=20)
 
     def step(self, action: int) -> None:
-        """Take one action; start over where it ends the episode."""
+        """Take one action, and reset the environment if it ends the episode."""
         next_obs, reward, terminated, truncated, _ = self.env.step(action)
-        # Before the reset below, so that next_obs is the true successor even of a last step. A
-        # fall is final; the time limit only ends the recording, and is not recorded itself.
+        # Stored before the reset below, so that next_obs is the true successor also of a last
+        # step. Only a fall is stored as terminated; after the time limit targets bootstrap.
         self.replay.add(
             obs=self.obs,
             actions=action,
@@ -131,19 +131,19 @@ class Collector:
 
 
 def epsilon(step: int, args: argparse.Namespace) -> float:
-    """Share of random actions: a straight line over the first part of the run, then constant."""
+    """Return the fraction of random actions: linear at first, then constant."""
     done = min(1.0, step / (args.exploration_fraction * args.total_timesteps))
     return float((1 - done) * args.exploration_initial_eps + done * args.exploration_final_eps)
 
 
 @torch.no_grad()
 def greedy_action(network: nn.Sequential, obs: Any) -> int:
-    """The action of the highest value."""
+    """Return the action with the highest value."""
     return int(network(torch.as_tensor(obs)).argmax())
 
 
 def explore(network: nn.Sequential, obs: Any, random_share: float) -> int:
-    """The action of the highest value, but any with probability ``random_share``."""
+    """Return a random action with probability ``random_share``, else the greedy one."""
     if torch.rand(()) < random_share:
         return int(torch.randint(NUM_ACTIONS, ()))
     return greedy_action(network, obs)
@@ -151,7 +151,7 @@ def explore(network: nn.Sequential, obs: Any, random_share: float) -> int:
 
 @torch.no_grad()
 def dqn_targets(target: nn.Sequential, batch: dict[str, Tensor], gamma: float) -> Tensor:
-    """Values to meet: r + gamma (1 - terminated) max_a Q_target(s', a)."""
+    """Return the targets r + gamma (1 - terminated) max_a Q_target(s', a)."""
     best: Tensor = target(batch["next_obs"]).max(dim=1).values
     return batch["rewards"] + gamma * (1 - batch["terminated"]) * best
 
@@ -162,12 +162,12 @@ def dqn_update(
     batch: dict[str, Tensor],
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """Take one gradient step on a batch."""
+    """Make one gradient step on a batch."""
     targets = dqn_targets(networks.target, batch, args.gamma)
     rows = torch.arange(len(targets))
     q_values: Tensor = networks.online(batch["obs"])[rows, batch["actions"]]
 
-    # Huber: quadratic within 1, then linear, so that no error's gradient is larger than 1.
+    # Huber loss: quadratic up to 1, then linear, so that gradients are at most 1.
     size = (q_values - targets).abs()
     loss = torch.where(size < 1, size**2 / 2, size - 0.5).mean()
 
@@ -179,12 +179,12 @@ def dqn_update(
 
 
 def make_optimizer(networks: Networks, args: argparse.Namespace) -> torch.optim.Optimizer:
-    """Adam over the online network alone."""
+    """Return Adam over the Q network (not the target network)."""
     return torch.optim.Adam(networks.online.parameters(), lr=args.learning_rate, eps=1e-8)
 
 
 def evaluate(network: nn.Sequential, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = gym.make("CartPole-v1")
     returns = []
     for episode in range(episodes):
@@ -202,7 +202,7 @@ def evaluate(network: nn.Sequential, episodes: int, seed: int) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> float:
     """Train, report, and return the mean return of the final evaluation."""
     args = parse_args(argv)
-    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.set_num_threads(1)  # more threads make networks this small slower
     torch.manual_seed(args.seed)
     networks = make_networks(args.hidden_sizes)
     optimizer = make_optimizer(networks, args)

@@ -2,8 +2,8 @@
 
     python examples/drqn_cartpole_reference.py --total-timesteps 50000 --seed 1
 
-Deep recurrent Q-learning (Hausknecht and Stone 2015, arXiv:1507.06527), from sequences that begin
-in the states they began in when they were collected. Read it from the bottom: `main` alternates
+Deep recurrent Q-learning (Hausknecht and Stone 2015, arXiv:1507.06527) on sequences that start from
+the recurrent states stored when they were collected. Read it from the bottom: `main` alternates
 between stepping the environments and learning from replay.
 """
 
@@ -26,31 +26,31 @@ OBS_SIZE, NUM_ACTIONS = 2, 2
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--total-timesteps", type=int, default=50_000, help="environment steps, all together")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
+    add("--total-timesteps", type=int, default=50_000, help="environment steps in total")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environments")
     add("--num-envs", type=int, default=4, help="environments stepped in turn")
-    add("--learning-rate", type=float, default=2e-3, help="Adam's step size at the start")
-    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--learning-rate", type=float, default=2e-3, help="initial learning rate of Adam")
+    add("--anneal-lr", action=switch, default=True, help="anneal the learning rate to zero")
     add("--buffer-size", type=int, default=50_000, help="transitions kept for replay")
-    add("--learning-starts", type=int, default=1000, help="steps of random actions at first")
+    add("--learning-starts", type=int, default=1000, help="random steps at the start")
     add("--batch-size", type=int, default=32, help="sequences per update")
     add("--sequence-length", type=int, default=16, help="most steps that gradients flow back")
-    add("--burn-in", type=int, default=4, help="first steps that only refresh an old memory")
+    add("--burn-in", type=int, default=4, help="first steps, which only update the state")
     add("--train-freq", type=int, default=32, help="steps between rounds of learning")
     add("--gradient-steps", type=int, default=16, help="updates in each round")
     add("--target-update-interval", type=int, default=512, help="steps between target copies")
-    add("--double", action=switch, default=True, help="the network chooses the next action")
+    add("--double", action=switch, default=True, help="double Q-learning")
     add("--gamma", type=float, default=0.99, help="discount factor")
-    add("--exploration-fraction", type=float, default=0.3, help="share of the run epsilon falls")
+    add("--exploration-fraction", type=float, default=0.3, help="run fraction of epsilon decay")
     add("--exploration-initial-eps", type=float, default=1.0, help="epsilon at the start")
-    add("--exploration-final-eps", type=float, default=0.04, help="epsilon once it has fallen")
-    add("--max-grad-norm", type=float, default=10.0, help="gradients are scaled down to this norm")
+    add("--exploration-final-eps", type=float, default=0.04, help="final epsilon")
+    add("--max-grad-norm", type=float, default=10.0, help="clip gradients to this norm")
     add("--hidden-sizes", type=int, nargs="+", default=[64], help="layers before the LSTM")
     add("--lstm-size", type=int, default=64, help="cells of the LSTM")
-    add("--report-interval", type=int, default=1000, help="steps between lines of progress")
+    add("--report-interval", type=int, default=1000, help="steps between progress lines")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     args = parser.parse_args(argv)
     if args.buffer_size < 2 * args.num_envs * args.sequence_length:
@@ -59,27 +59,27 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class PositionsOnly(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows where the cart and the pole are, and not how fast they move."""
+    """Removes the velocities of the cart and the pole from observations."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         self.observation_space = gym.spaces.Box(-math.inf, math.inf, (OBS_SIZE,))
 
     def observation(self, observation: Any) -> Any:
-        """The cart's place and the pole's angle."""
+        """Return the cart's position and the pole's angle."""
         return observation[[0, 2]]
 
 
 def make_env() -> gym.Env[Any, Any]:
-    """A CartPole without velocities."""
+    """Return a CartPole environment without velocities."""
     return PositionsOnly(gym.make("CartPole-v1"))
 
 
 class QNetwork(nn.Module):
-    """Values of all actions, of what is seen and of what was seen before.
+    """Values of all actions, given an observation and a recurrent state.
 
-    A state is (rows, 2, size): what the LSTM said last, and what it keeps. It is all zeros where an
-    episode begins. Weights are as torch makes them, the LSTM's as it makes those of `nn.LSTM`.
+    A state is (rows, 2, size): the LSTM's output h and its cell c. It is zero at the start of an
+    episode. Weights are torch's defaults, those of the LSTM as in `nn.LSTM`.
     """
 
     def __init__(self, hidden_sizes: Sequence[int], size: int) -> None:
@@ -97,11 +97,11 @@ class QNetwork(nn.Module):
         self.size = size
 
     def no_memory(self, rows: int) -> Tensor:
-        """The state at the start of an episode."""
+        """Return the state at the start of an episode: zeros."""
         return torch.zeros(rows, 2, self.size)
 
     def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of long short-term memory: values, and the state then."""
+        """Run one LSTM step; return values and the next state."""
         h, c = state.unbind(1)
         gates = self.seen(self.encoder(obs)) + self.said(h)
         write, keep, new, show = gates.chunk(4, dim=1)
@@ -111,46 +111,46 @@ class QNetwork(nn.Module):
 
 
 class Networks(NamedTuple):
-    """Action values Q, and the older copy of them that targets are made of."""
+    """The Q network and its target network."""
 
     online: QNetwork
     target: QNetwork
 
 
 def make_networks(args: argparse.Namespace) -> Networks:
-    """Two networks that are equal at first."""
+    """Return a Q network and a target network with the same weights."""
     online = QNetwork(args.hidden_sizes, args.lstm_size)
     return Networks(online, copy.deepcopy(online))
 
 
 def copy_target(networks: Networks) -> None:
-    """Bring the target up to date."""
+    """Copy the weights to the target network."""
     networks.target.load_state_dict(networks.online.state_dict())
 
 
 class Transitions:
-    """Consecutive steps of one episode, and the state that the first was taken in."""
+    """Consecutive steps of one episode, and the recurrent state before the first."""
 
     def __init__(self, state: Tensor, obs: Any, begins_episode: bool) -> None:
         self.state = state
         self.begins_episode = begins_episode
         self.obs = [torch.as_tensor(obs)]
-        """One more than there are steps: the true successor of the last is here too."""
+        """One more than there are steps: the last is the true successor of the last step."""
         self.actions: list[int] = []
         self.rewards: list[float] = []
         self.terminated = False
-        """Whether the last step was a fall; none before it can have been."""
+        """Whether the last step terminated the episode."""
 
     def __len__(self) -> int:
         return len(self.actions)
 
     def unlearnt(self, burn_in: int) -> int:
-        """First steps that only refresh the state, which an older network remembered."""
+        """Return how many first steps are burn-in: they only update a state of an older network."""
         return 0 if self.begins_episode else min(burn_in, len(self))
 
 
 class Replay:
-    """Sequences of every environment, those still growing too, the oldest first."""
+    """Sequences of every environment, oldest first, including incomplete ones."""
 
     def __init__(self, capacity: int, num_envs: int, sequence_length: int) -> None:
         self.capacity_each = capacity // num_envs
@@ -173,13 +173,13 @@ class Replay:
         terminated: bool,
         truncated: bool,
     ) -> None:
-        """Lengthen an environment's sequence by one step, or begin one; the oldest makes room."""
+        """Append a step to a sequence of ``env``, or start one; drop the oldest if full."""
         sequence = self.growing[env]
         if sequence is None:
             sequence = Transitions(state, obs, self.between_episodes[env])
             self.room[env] = self.sequence_length
             if sequence.begins_episode:
-                # So that the cuts, and the burn-in after them, fall anywhere in an episode.
+                # So that burn-in does not always fall on the same steps of an episode.
                 self.room[env] -= self.episodes[env] % self.sequence_length
                 self.episodes[env] += 1
             self.kept[env].append(sequence)
@@ -194,20 +194,20 @@ class Replay:
             self.kept[env].popleft()
 
     def sequences(self) -> list[Transitions]:
-        """All of them, environment by environment."""
+        """Return all sequences, environment by environment."""
         return [sequence for sequences in self.kept for sequence in sequences]
 
     def sample(self, count: int, burn_in: int) -> list[Transitions]:
-        """Draw sequences uniformly, with replacement, of those with a step that is learnt.
+        """Sample uniformly, with replacement, from the sequences with a step after the burn-in.
 
-        A sequence trains each of its learnt steps once, so that all are trained equally often.
+        Each of these steps is trained once per sample, so that all are trained equally often.
         """
         learnt = [one for one in self.sequences() if len(one) > one.unlearnt(burn_in)]
         return [learnt[i] for i in torch.randint(len(learnt), (count,)).tolist()]
 
 
 class Collector:
-    """Steps environments, remembers what was seen in each, and records what happened."""
+    """Steps environments, holds their recurrent states, and stores the transitions."""
 
     def __init__(
         self, envs: Sequence[gym.Env[Any, Any]], network: QNetwork, replay: Replay, seed: int
@@ -219,9 +219,9 @@ class Collector:
 
     @torch.no_grad()
     def step(self, random_share: float) -> None:
-        """One step each: the action of the highest value, or any, ``random_share`` of the time.
+        """Step every environment, with a random action with probability ``random_share``.
 
-        What is remembered depends on every observation, so the network sees them either way.
+        The network is run in any case, because the recurrent state depends on every observation.
         """
         values, after = self.network(torch.as_tensor(np.stack(self.obs)), self.state)
         actions = torch.where(
@@ -231,7 +231,7 @@ class Collector:
         )
         for i, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
             next_obs, reward, terminated, truncated, _ = env.step(action)
-            # Before the reset below, so that next_obs is the true successor even of a last step.
+            # Stored before the reset below, so that next_obs is the true successor.
             self.replay.add(
                 i,
                 state=self.state[i],
@@ -253,20 +253,20 @@ class Collector:
 
 
 def epsilon(step: int, args: argparse.Namespace) -> float:
-    """Share of random actions: a straight line over the first part of the run, then constant."""
+    """Return the fraction of random actions: linear at first, then constant."""
     done = min(1.0, step / (args.exploration_fraction * args.total_timesteps))
     return float((1 - done) * args.exploration_initial_eps + done * args.exploration_final_eps)
 
 
 def crosses(before: int, step: int, interval: int) -> bool:
-    """Whether a multiple of ``interval`` was reached: steps come several at a time."""
+    """Return whether a multiple of ``interval`` was reached since ``before``."""
     return step // interval > before // interval
 
 
 def values_along(network: QNetwork, sequences: Sequence[Transitions]) -> list[Tensor]:
-    """Values of all actions at every observation of sequences, the longest of which come first.
+    """Return values of all actions at every observation of sequences, sorted longest first.
 
-    Each time step has a row for every sequence that reaches it, and none for those that ended.
+    Each time step has a row for every sequence that is long enough.
     """
     dtype = next(network.parameters()).dtype
     state = torch.stack([sequence.state for sequence in sequences]).to(dtype)
@@ -284,7 +284,7 @@ def drqn_update(
     sequences: Sequence[Transitions],
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """Take one gradient step on sequences, every learnt step of which has the same weight."""
+    """Make one gradient step on sequences; all steps after the burn-in have the same weight."""
     sequences = sorted(sequences, key=len, reverse=True)
     online = values_along(networks.online, sequences)
     with torch.no_grad():
@@ -294,7 +294,7 @@ def drqn_update(
     for t in range(len(sequences[0])):
         going = [sequence for sequence in sequences if len(sequence) > t]
         rows = torch.arange(len(going))
-        # r + gamma (1 - terminated) max_a Q_target(s', a); double: the a that Q itself prefers.
+        # r + gamma (1 - terminated) max_a Q_target(s', a); double: a is the argmax of Q itself.
         preferred = (online if args.double else target)[t + 1].argmax(dim=1)
         following = target[t + 1][rows, preferred]
         ends = [sequence.terminated and len(sequence) == t + 1 for sequence in going]
@@ -306,8 +306,9 @@ def drqn_update(
         counted = torch.tensor([t >= one.unlearnt(args.burn_in) for one in going])
         q_values[-1], errors[-1] = q_values[-1][counted], errors[-1][counted]
 
-    # Squares, for the mean of targets that differ by what is hidden; Huber's would be the median.
-    # Divided by a constant: by the number of errors, a step would weigh more in short sequences.
+    # Squared errors: targets vary with the hidden velocities, and their mean is wanted (Huber's
+    # loss tends to the median). Divided by a constant, not by the number of errors, so that steps
+    # of short sequences have the same weight.
     loss = torch.cat(errors).square().sum() / (2 * len(sequences) * args.sequence_length)
 
     optimizer.zero_grad()
@@ -318,13 +319,13 @@ def drqn_update(
 
 
 def make_optimizer(networks: Networks, args: argparse.Namespace) -> torch.optim.Optimizer:
-    """Adam over the online network alone."""
+    """Return Adam over the Q network (not the target network)."""
     return torch.optim.Adam(networks.online.parameters(), lr=args.learning_rate, eps=1e-8)
 
 
 @torch.no_grad()
 def evaluate(network: QNetwork, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = make_env()
     returns = []
     for episode in range(episodes):
@@ -343,7 +344,7 @@ def evaluate(network: QNetwork, episodes: int, seed: int) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> float:
     """Train, report, and return the mean return of the final evaluation."""
     args = parse_args(argv)
-    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.set_num_threads(1)  # more threads make networks this small slower
     torch.manual_seed(args.seed)
     networks = make_networks(args)
     optimizer = make_optimizer(networks, args)

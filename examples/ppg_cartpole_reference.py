@@ -2,9 +2,9 @@
 
     python examples/ppg_cartpole_reference.py --total-timesteps 100000 --seed 1
 
-Phasic policy gradient: PPO, with phases in between that teach the policy's network to tell values
-while the policy itself stays put. Read it from the bottom: `main` collects a rollout, learns from
-it, and every so many rollouts learns from all of them once more.
+Phasic policy gradient: PPO, with auxiliary phases that train the policy's network to predict values
+while the policy is kept unchanged. Read it from the bottom: `main` collects a rollout, learns from
+it, and every few rollouts runs an auxiliary phase on all of them.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--total-timesteps", type=int, default=100_000, help="environment steps, all together")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
-    add("--num-envs", type=int, default=8, help="environments stepped side by side")
+    add("--total-timesteps", type=int, default=100_000, help="environment steps in total")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environments")
+    add("--num-envs", type=int, default=8, help="number of environments")
     add("--num-steps", type=int, default=64, help="steps of each environment per rollout")
-    add("--num-minibatches", type=int, default=4, help="equal parts a rollout is split into")
-    add("--update-epochs", type=int, default=10, help="passes over each rollout")
+    add("--num-minibatches", type=int, default=4, help="minibatches per epoch")
+    add("--update-epochs", type=int, default=10, help="epochs per rollout")
     add("--policy-phases", type=int, default=16, help="rollouts before each auxiliary phase")
-    add("--aux-epochs", type=int, default=6, help="its passes over those rollouts")
-    add("--num-aux-minibatches", type=int, default=16, help="equal parts they are split into")
-    add("--beta-clone", type=float, default=1.0, help="weight of leaving the policy where it was")
-    add("--learning-rate", type=float, default=1e-3, help="Adam's step size at the start")
-    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--aux-epochs", type=int, default=6, help="epochs of an auxiliary phase")
+    add("--num-aux-minibatches", type=int, default=16, help="minibatches of an auxiliary epoch")
+    add("--beta-clone", type=float, default=1.0, help="weight of keeping the policy")
+    add("--learning-rate", type=float, default=1e-3, help="initial learning rate of Adam")
+    add("--anneal-lr", action=switch, default=True, help="anneal the learning rate to zero")
     add("--gamma", type=float, default=0.99, help="discount factor")
     add("--gae-lambda", type=float, default=0.95, help="decay of the advantage estimator")
-    add("--clip-coef", type=float, default=0.2, help="how far the ratio may move from 1")
+    add("--clip-coef", type=float, default=0.2, help="clip range of the ratio")
     add("--ent-coef", type=float, default=0.0, help="weight of the entropy bonus")
     add("--vf-coef", type=float, default=0.5, help="weight of the value loss")
-    add("--max-grad-norm", type=float, default=0.5, help="gradients are scaled down to this norm")
+    add("--max-grad-norm", type=float, default=0.5, help="clip gradients to this norm")
     add("--normalize-reward", action=switch, default=True, help="scale rewards, see RewardScaler")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     args = parser.parse_args(argv)
@@ -62,36 +62,36 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 class Agent(nn.Module):
     """A trunk with three heads: a policy over two actions, a value, and an auxiliary value.
 
-    Values are learnt twice. The value head is the one that is used; it takes the trunk as it is.
-    The auxiliary one is there for what learning it makes of the trunk.
+    Two heads learn values. The value head is used for advantages; its gradient does not reach the
+    trunk. The auxiliary value head only serves to train the trunk.
     """
 
     def __init__(self) -> None:
         super().__init__()
         gain = math.sqrt(2)
         self.trunk = nn.Sequential(linear(4, 64, gain), nn.Tanh(), linear(64, 64, gain), nn.Tanh())
-        # Almost uniform at first: the policy's layer is small.
+        # A small layer makes the initial policy almost uniform.
         self.policy_head = linear(64, 2, 0.01)
         self.value_head = nn.Sequential(linear(64, 64, gain), nn.Tanh(), linear(64, 1, 1.0))
         self.aux_head = linear(64, 1, 1.0)
 
     def policy(self, obs: Tensor) -> Categorical:
-        """The distribution of the action in each row."""
+        """Return the action distribution of each row."""
         return Categorical(logits=self.policy_head(self.trunk(obs)))
 
     def value(self, obs: Tensor) -> Tensor:
-        """What each row is worth; no gradient reaches the trunk from here."""
+        """Return the value of each row; its gradient does not reach the trunk."""
         with torch.no_grad():
             features = self.trunk(obs)
         return self.value_head(features).squeeze(-1)  # type: ignore[no-any-return]
 
     def aux_value(self, obs: Tensor) -> Tensor:
-        """The same, as the trunk is taught to tell it."""
+        """Return the auxiliary value of each row; its gradient trains the trunk."""
         return self.aux_head(self.trunk(obs)).squeeze(-1)  # type: ignore[no-any-return]
 
 
 def linear(n_in: int, n_out: int, gain: float) -> nn.Linear:
-    """A layer with orthogonal weights and zero biases."""
+    """Return a layer with orthogonal weights and zero biases."""
     layer = nn.Linear(n_in, n_out)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -99,26 +99,26 @@ def linear(n_in: int, n_out: int, gain: float) -> nn.Linear:
 
 
 class Optimizers(NamedTuple):
-    """One for each phase, over the same parameters: the phases' gradients have little in common."""
+    """One optimizer per phase over the same parameters, since their gradients differ much."""
 
     policy: torch.optim.Adam
     auxiliary: torch.optim.Adam
 
 
 def make_optimizers(agent: Agent, args: argparse.Namespace) -> Optimizers:
-    """Two Adams that have seen nothing yet."""
+    """Return a new Adam optimizer for each phase."""
     adams = [torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5) for _ in range(2)]
     return Optimizers(*adams)
 
 
 def set_learning_rate(optimizers: Optimizers, rate: float) -> None:
-    """Give both phases the same step size."""
+    """Set the learning rate of both phases."""
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = rate
 
 
 class Rollout(NamedTuple):
-    """What happened, time first, environment second; ``next_obs`` follows the last step."""
+    """Tensors of (time, environment, ...); ``next_obs`` is the observation after the last step."""
 
     obs: Tensor
     actions: Tensor
@@ -126,12 +126,12 @@ class Rollout(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     final_obs: Tensor
-    """The last observation of each episode that ended: the reset hides it from ``obs``."""
+    """The true last observation of each episode that ended, which ``obs`` does not contain."""
     next_obs: Tensor
 
 
 def make_envs(num_envs: int) -> SyncVectorEnv[Any, Any]:
-    """CartPoles that start over within the very step that ends an episode."""
+    """Return CartPole environments that reset within the step that ends an episode."""
     return SyncVectorEnv(
         [lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
     )
@@ -139,7 +139,7 @@ def make_envs(num_envs: int) -> SyncVectorEnv[Any, Any]:
 
 @torch.no_grad()
 def collect(envs: SyncVectorEnv[Any, Any], agent: Agent, obs: Array, num_steps: int) -> Rollout:
-    """Take ``num_steps`` steps in every environment, from ``obs`` on."""
+    """Step every environment ``num_steps`` times, starting at ``obs``."""
     dtype = next(agent.parameters()).dtype
     steps: list[tuple[Array, ...]] = []
     for _ in range(num_steps):
@@ -156,13 +156,13 @@ def collect(envs: SyncVectorEnv[Any, Any], agent: Agent, obs: Array, num_steps: 
 
 
 class RewardScaler:
-    """Divides rewards by the deviation of all discounted returns up to now.
+    """Divides rewards by the standard deviation of all discounted returns so far.
 
-    With G_t = r_t + gamma G_{t-1}, which an episode's end sets to 0 for the next:
+    With G_t = r_t + gamma G_{t-1}, reset to 0 when an episode ends:
 
         r_t / sqrt( Var(G) + 1e-8 ), within [-10, 10]
 
-    Values are then of order 1, whatever a reward is worth.
+    Values are then of order 1, whatever the scale of the rewards.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
@@ -171,7 +171,7 @@ class RewardScaler:
         self.count, self.sum, self.sum_of_squares = 0, 0.0, 0.0
 
     def __call__(self, reward: Array, done: Array) -> Array:
-        """Scale one step's rewards, with their own returns among those known."""
+        """Return one step's scaled rewards, after updating the statistics with them."""
         self.returns = reward + self.gamma * self.returns
         self.count += len(self.returns)
         self.sum += float(self.returns.sum())
@@ -183,7 +183,7 @@ class RewardScaler:
 
 
 def scale_rewards(scaler: RewardScaler, rollout: Rollout) -> Rollout:
-    """A rollout with rewards scaled step by step."""
+    """Return the rollout with rewards scaled step by step."""
     dones = (rollout.terminated | rollout.truncated).numpy()
     steps = zip(rollout.rewards.double().numpy(), dones, strict=True)
     scaled = torch.as_tensor(np.stack([scaler(reward, done) for reward, done in steps]))
@@ -202,7 +202,7 @@ def compute_gae(
     """Generalised advantage estimation (arXiv:1506.02438); returns advantages and returns.
 
     dones[t] is 1 where the episode ended with the action at t, bootstrap[t] is V(final_obs) where
-    it was truncated there and 0 elsewhere. What follows t is worth
+    it was truncated there and 0 elsewhere. The value after step t is
 
         next_t  = (1 - dones[t]) V_{t+1} + bootstrap[t]
         delta_t = r_t + gamma next_t - V_t
@@ -221,10 +221,10 @@ def compute_gae(
 
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, args: argparse.Namespace) -> dict[str, Tensor]:
-    """Flatten a rollout into rows, with all that learning needs of the policy that made it."""
+    """Flatten a rollout into rows, with values and log-probabilities of the acting policy."""
     values = agent.value(rollout.obs)
-    # Falling ends the world, the time limit only ends the recording: V(final_obs) stands in for
-    # what would have come. Where both are reported, the fall wins.
+    # A fall terminates the episode: nothing is bootstrapped. The time limit truncates it: the
+    # return is bootstrapped with V(final_obs). A step that is both counts as terminated.
     cut_short = rollout.truncated & ~rollout.terminated
     bootstrap = torch.where(cut_short, agent.value(rollout.final_obs), 0.0)
     dones = (rollout.terminated | rollout.truncated).to(values.dtype)
@@ -247,7 +247,7 @@ def policy_update(
     rows: dict[str, Tensor],
     args: argparse.Namespace,
 ) -> Losses:
-    """Take one gradient step of the policy phase: PPO's. The auxiliary head has no part in it."""
+    """Make one gradient step of the policy phase: PPO's, without the auxiliary head."""
     advantages = rows["advantages"]
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
@@ -271,7 +271,7 @@ def auxiliary_update(
     rows: dict[str, Tensor],
     args: argparse.Namespace,
 ) -> Losses:
-    """Take one gradient step of the auxiliary phase.
+    """Make one gradient step of the auxiliary phase.
 
     L_joint = E[ (V_aux - R)^2 ] / 2 + beta E[ KL(pi_teacher || pi) ], and the value head's own
     E[ (V - R)^2 ] / 2 besides.
@@ -291,7 +291,7 @@ def auxiliary_update(
 def descend(
     agent: Agent, optimizer: torch.optim.Optimizer, loss: Tensor, max_grad_norm: float
 ) -> None:
-    """Go down a loss by one step."""
+    """Make one optimizer step on a loss."""
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), max_grad_norm)
@@ -301,7 +301,7 @@ def descend(
 def epochs(
     batch: dict[str, Tensor], count: int, parts: int, generator: torch.Generator | None
 ) -> Iterator[dict[str, Tensor]]:
-    """Go ``count`` times over all rows, each time in an order of its own, in equal ``parts``."""
+    """Yield minibatches of ``count`` epochs, each in a new random order and ``parts`` parts."""
     for _ in range(count):
         order = torch.randperm(len(batch["obs"]), generator=generator)
         for chosen in order.chunk(parts):
@@ -331,9 +331,9 @@ def auxiliary_phase(
     args: argparse.Namespace,
     generator: torch.Generator | None = None,
 ) -> dict[str, float]:
-    """Learn to tell values from all rollouts since the last such phase."""
+    """Train the auxiliary value head on all rollouts since the last auxiliary phase."""
     batch = {name: torch.cat([rows[name] for rows in kept]) for name in ("obs", "returns")}
-    # The policy to keep is the one of this moment, and not those that made the rollouts.
+    # The policy to keep is the current one, not those that collected the rollouts.
     with torch.no_grad():
         batch["teacher_logits"] = agent.policy(batch["obs"]).logits
     return mean_losses(
@@ -345,7 +345,7 @@ def auxiliary_phase(
 
 
 def mean_losses(updates: Sequence[Losses]) -> dict[str, float]:
-    """Losses averaged over gradient steps."""
+    """Return losses averaged over gradient steps."""
     return {
         name: torch.stack([losses[name] for losses in updates]).mean().item() for name in updates[0]
     }
@@ -353,7 +353,7 @@ def mean_losses(updates: Sequence[Losses]) -> dict[str, float]:
 
 @torch.no_grad()
 def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = gym.make("CartPole-v1")
     returns = []
     for episode in range(episodes):
@@ -370,7 +370,7 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
 
 
 def finished_returns(running: Array, rollout: Rollout) -> list[float]:
-    """Returns of the episodes that a rollout ended; ``running`` carries the open ones over."""
+    """Return the returns of ended episodes; ``running`` holds those of unfinished ones."""
     finished = []
     dones = (rollout.terminated | rollout.truncated).numpy()
     for reward, done in zip(rollout.rewards.numpy(), dones, strict=True):
@@ -383,7 +383,7 @@ def finished_returns(running: Array, rollout: Rollout) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> float:
     """Train, report, and return the mean return of the final evaluation."""
     args = parse_args(argv)
-    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.set_num_threads(1)  # more threads make networks this small slower
     torch.manual_seed(args.seed)
     agent = Agent()
     optimizers = make_optimizers(agent, args)
@@ -409,7 +409,7 @@ def main(argv: Sequence[str] | None = None) -> float:
         losses = policy_phase(agent, optimizers, batch, args)
         kept.append(batch)
         if len(kept) == args.policy_phases:
-            # Both phases have a value loss: what is reported is the policy phase's.
+            # Both phases have a value loss; that of the policy phase is reported.
             losses = auxiliary_phase(agent, optimizers, kept, args) | losses
             kept.clear()
 

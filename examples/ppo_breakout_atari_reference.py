@@ -3,8 +3,8 @@
     python examples/ppo_breakout_atari_reference.py --total-timesteps 10000000 --seed 1
 
 Read it from the bottom: `main` alternates between collecting a rollout and learning from it. A
-*game* is what the console plays until it is over; an *episode* is what the agent is told, and ends
-with every life. Scores are those of whole games, as the console counts them.
+*game* lasts until the console ends it; an *episode* is what the agent sees, and ends with every
+lost life. Scores are those of whole games, as the console counts them.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ STACK, SIZE, SKIP = 4, 84, 4
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
     best_device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--total-timesteps", type=int, default=10_000_000, help="environment steps, all together")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
-    add("--num-envs", type=int, default=8, help="environments stepped side by side")
+    add("--total-timesteps", type=int, default=10_000_000, help="environment steps in total")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environments")
+    add("--num-envs", type=int, default=8, help="number of environments")
     add("--num-steps", type=int, default=128, help="steps of each environment per rollout")
-    add("--num-minibatches", type=int, default=4, help="equal parts a rollout is split into")
-    add("--update-epochs", type=int, default=4, help="passes over each rollout")
-    add("--learning-rate", type=float, default=2.5e-4, help="Adam's step size at the start")
-    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--num-minibatches", type=int, default=4, help="minibatches per epoch")
+    add("--update-epochs", type=int, default=4, help="epochs per rollout")
+    add("--learning-rate", type=float, default=2.5e-4, help="initial learning rate of Adam")
+    add("--anneal-lr", action=switch, default=True, help="anneal the learning rate to zero")
     add("--gamma", type=float, default=0.99, help="discount factor")
     add("--gae-lambda", type=float, default=0.95, help="decay of the advantage estimator")
-    add("--clip-coef", type=float, default=0.1, help="how far the ratio may move from 1")
+    add("--clip-coef", type=float, default=0.1, help="clip range of the ratio")
     add("--ent-coef", type=float, default=0.01, help="weight of the entropy bonus")
     add("--vf-coef", type=float, default=0.5, help="weight of the value loss")
-    add("--max-grad-norm", type=float, default=0.5, help="gradients are scaled down to this norm")
-    add("--noop-max", type=int, default=30, help="most frames that pass before a game is shown")
-    add("--max-frames", type=int, default=108_000, help="frames after which a game is cut short")
+    add("--max-grad-norm", type=float, default=0.5, help="clip gradients to this norm")
+    add("--noop-max", type=int, default=30, help="most frames skipped at the start")
+    add("--max-frames", type=int, default=108_000, help="frames after which a game is truncated")
     add("--eval-games", type=int, default=10, help="whole games after training")
-    add("--device", default=best_device, help="where the network lives")
+    add("--device", default=best_device, help="device of the network")
     args = parser.parse_args(argv)
     if args.num_envs * args.num_steps % args.num_minibatches:
         parser.error("--num-minibatches must divide num_envs * num_steps")
@@ -62,7 +62,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class StartGame(gym.Wrapper[Any, Any, Any, Any]):
-    """Starts a game: a random number of frames without an action, then FIRE, which serves."""
+    """Starts a game: a random number of no-op frames, then FIRE, which launches the ball."""
 
     def __init__(self, env: gym.Env[Any, Any], noop_max: int) -> None:
         super().__init__(env)
@@ -71,7 +71,7 @@ class StartGame(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """From 1 to ``noop_max`` frames pass, the one of FIRE included."""
+        """Reset, and skip 1 to ``noop_max`` frames, the one of FIRE included."""
         self.env.reset(seed=seed, options=options)
         noops = int(self.unwrapped.np_random.integers(self.noop_max)) if self.noop_max else 0
         for _ in range(noops):
@@ -81,10 +81,10 @@ class StartGame(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class LivesAsEpisodes(gym.Wrapper[Any, Any, Any, Any]):
-    """Tells the agent that a lost life is the end, and of rewards their sign alone.
+    """Ends the episode at every lost life, and clips rewards to -1, 0 or 1.
 
-    The game goes on all the same: the reset after a lost life touches nothing. Where the game
-    itself is over or cut short, ``info["score"]`` is what it earned.
+    The game itself continues: the reset after a lost life does not reset the game. When the game
+    ends or is truncated, ``info["score"]`` is its score.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -95,7 +95,7 @@ class LivesAsEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Go on where only a life was lost; else, and with a seed, start a game."""
+        """Continue the game after a lost life; otherwise, or with a seed, start a new game."""
         if self.goes_on and seed is None:
             self.goes_on = False
             return self.obs, {}
@@ -117,33 +117,33 @@ class LivesAsEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make_env(noop_max: int, max_frames: int) -> gym.Env[Any, Any]:
-    """Breakout as agents usually see it, layer by layer from the console outwards.
+    """Return Breakout with the standard preprocessing, from the innermost wrapper outwards.
 
-    Actions are never repeated by chance: what was called BreakoutNoFrameskip-v4.
+    Without sticky actions, as in BreakoutNoFrameskip-v4.
     """
     env = gym.make(
         "ALE/Breakout-v5",
         frameskip=1,
         repeat_action_probability=0.0,
         obs_type="grayscale",
-        max_num_frames_per_episode=0,  # no limit of its own: TimeLimit sets one
+        max_num_frames_per_episode=0,  # no limit here: TimeLimit sets one
     )
     env = StartGame(env, noop_max)
-    # Four frames an action, of which the brighter pixels of the last two are shown. Its own no-ops
-    # would come after FIRE, and its own rule about lives would start a new game with each.
+    # Four frames per action; the observation is the maximum of the last two. Its own no-ops are
+    # not used (they would come after FIRE), nor its rule about lives (it would reset the game).
     env = AtariPreprocessing(env, noop_max=0, frame_skip=SKIP, screen_size=SIZE)
     env = FrameStackObservation(env, STACK, padding_type="zero")
     return LivesAsEpisodes(TimeLimit(env, max_frames // SKIP))
 
 
 def make_envs(args: argparse.Namespace) -> SyncVectorEnv:
-    """Games that start over within the very step that ends an episode."""
+    """Return environments that reset within the step that ends an episode."""
     make = functools.partial(make_env, args.noop_max, args.max_frames)
     return SyncVectorEnv([make] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 class Agent(nn.Module):
-    """A policy and a value function, both linear on what one convolutional network sees.
+    """A policy and a value function, both linear in the features of one convolutional network.
 
     That is the network of DQN's Nature paper (Mnih et al. 2015, doi:10.1038/nature14236).
     """
@@ -162,25 +162,25 @@ class Agent(nn.Module):
             orthogonal(nn.Linear(64 * 7 * 7, 512), gain),
             nn.ReLU(),
         )
-        # Almost uniform at first: the policy's last layer is small.
+        # A small last layer makes the initial policy almost uniform.
         self.actor = orthogonal(nn.Linear(512, NUM_ACTIONS), 0.01)
         self.critic = orthogonal(nn.Linear(512, 1), 1.0)
 
     def forward(self, obs: Tensor) -> tuple[Categorical, Tensor]:
-        """The distribution of the action in each row, and what the row is worth."""
+        """Return the action distribution and the value of each row."""
         features = self.encoder(obs.to(self.critic.weight.dtype) / 255)
         return Categorical(logits=self.actor(features)), self.critic(features).squeeze(-1)
 
 
 def orthogonal(layer: Any, gain: float) -> Any:
-    """The layer, with orthogonal weights and zero biases."""
+    """Return the layer, with orthogonal weights and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Rollout(NamedTuple):
-    """What happened, time first, environment second; ``next_obs`` follows the last step."""
+    """Tensors of (time, environment, ...); ``next_obs`` is the observation after the last step."""
 
     obs: Tensor
     actions: Tensor
@@ -190,7 +190,7 @@ class Rollout(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     final_obs: Tensor
-    """The last observation of each game cut short, in order: the reset hides it from ``obs``."""
+    """The last observations of truncated games, in order, which ``obs`` does not contain."""
     next_obs: Tensor
 
 
@@ -198,10 +198,10 @@ class Rollout(NamedTuple):
 def collect(
     envs: SyncVectorEnv, agent: Agent, obs: Tensor, num_steps: int
 ) -> tuple[Rollout, list[float]]:
-    """Take ``num_steps`` steps in every environment, from ``obs`` on; also scores of games ended.
+    """Step every environment ``num_steps`` times; return the rollout and scores of ended games.
 
-    The network that sees images is most of the work, and runs for the action anyway: values and
-    log-probabilities are kept as they come.
+    The convolutional network, which is most of the work, runs for the action anyway, so its values
+    and log-probabilities are stored.
     """
     on_device = functools.partial(torch.as_tensor, device=obs.device)
     steps: list[tuple[Tensor, ...]] = []
@@ -211,8 +211,8 @@ def collect(
         policy, value = agent(obs)
         action = policy.sample()
         next_obs, reward, terminated, truncated, infos = envs.step(action.cpu().numpy())
-        # A lost life ends the world, the limit on frames only ends the recording: there the value
-        # of what would have come is needed. Where both are reported, the lost life wins.
+        # A lost life terminates the episode: nothing is bootstrapped. The limit on frames truncates
+        # it: the value of the final observation is needed. A step that is both is terminated.
         final_obs += [infos["final_obs"][i] for i in np.flatnonzero(truncated & ~terminated)]
         ended = infos.get("final_info", {})
         scores += ended["score"][ended["_score"]].tolist() if "score" in ended else []
@@ -236,7 +236,7 @@ def compute_gae(
     """Generalised advantage estimation (arXiv:1506.02438); returns advantages and returns.
 
     dones[t] is 1 where the episode ended with the action at t, bootstrap[t] is V(final_obs) where
-    it was truncated there and 0 elsewhere. What follows t is worth
+    it was truncated there and 0 elsewhere. The value after step t is
 
         next_t  = (1 - dones[t]) V_{t+1} + bootstrap[t]
         delta_t = r_t + gamma next_t - V_t
@@ -276,7 +276,7 @@ def ppo_update(
     minibatch_indices: Tensor,
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """Take one gradient step on the rows ``minibatch_indices`` of ``batch``."""
+    """Make one gradient step on the rows ``minibatch_indices`` of ``batch``."""
     rows = {name: tensor[minibatch_indices] for name, tensor in batch.items()}
     advantages = rows["advantages"]
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -298,16 +298,16 @@ def ppo_update(
 
 
 def make_optimizer(agent: Agent, args: argparse.Namespace) -> torch.optim.Optimizer:
-    """Adam over everything."""
+    """Return Adam over all parameters."""
     return torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
 
 @torch.no_grad()
 def evaluate(agent: Agent, args: argparse.Namespace) -> list[float]:
-    """Scores of whole games in an environment of its own.
+    """Return the scores of whole games in a separate environment.
 
-    Actions are drawn from the policy, as in training: whoever always takes the likeliest one may
-    wait for ever for a ball that was not served.
+    Actions are sampled, as in training: a greedy policy may wait forever without launching the
+    ball.
     """
     env = make_env(args.noop_max, args.max_frames)
     obs, _ = env.reset(seed=args.seed + 10_000)

@@ -25,23 +25,23 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--total-timesteps", type=int, default=100_000, help="environment steps, all together")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
-    add("--num-envs", type=int, default=8, help="environments stepped side by side")
+    add("--total-timesteps", type=int, default=100_000, help="environment steps in total")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environments")
+    add("--num-envs", type=int, default=8, help="number of environments")
     add("--num-steps", type=int, default=128, help="steps of each environment per rollout")
-    add("--num-minibatches", type=int, default=4, help="equal parts a rollout is split into")
-    add("--update-epochs", type=int, default=10, help="passes over each rollout")
-    add("--learning-rate", type=float, default=1e-3, help="Adam's step size at the start")
-    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--num-minibatches", type=int, default=4, help="minibatches per epoch")
+    add("--update-epochs", type=int, default=10, help="epochs per rollout")
+    add("--learning-rate", type=float, default=1e-3, help="initial learning rate of Adam")
+    add("--anneal-lr", action=switch, default=True, help="anneal the learning rate to zero")
     add("--gamma", type=float, default=0.99, help="discount factor")
     add("--gae-lambda", type=float, default=0.95, help="decay of the advantage estimator")
-    add("--clip-coef", type=float, default=0.2, help="how far the ratio may move from 1")
+    add("--clip-coef", type=float, default=0.2, help="clip range of the ratio")
     add("--ent-coef", type=float, default=0.01, help="weight of the entropy bonus")
     add("--vf-coef", type=float, default=0.5, help="weight of the value loss")
-    add("--max-grad-norm", type=float, default=0.5, help="gradients are scaled down to this norm")
+    add("--max-grad-norm", type=float, default=0.5, help="clip gradients to this norm")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     args = parser.parse_args(argv)
     if args.num_envs * args.num_steps % args.num_minibatches:
@@ -50,25 +50,25 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Agent(nn.Module):
-    """A policy over two actions and a value function, each a network of its own."""
+    """A policy over two actions and a value function, as two separate networks."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Almost uniform at first: the policy's last layer is small.
+        # A small last layer makes the initial policy almost uniform.
         self.actor = mlp(4, 2, output_gain=0.01)
         self.critic = mlp(4, 1, output_gain=1.0)
 
     def policy(self, obs: Tensor) -> Categorical:
-        """The distribution of the action in each row."""
+        """Return the action distribution of each row."""
         return Categorical(logits=self.actor(obs))
 
     def value(self, obs: Tensor) -> Tensor:
-        """What each row is worth."""
+        """Return the value of each row."""
         return self.critic(obs).squeeze(-1)  # type: ignore[no-any-return]
 
 
 def mlp(n_in: int, n_out: int, output_gain: float) -> nn.Sequential:
-    """Two hidden layers of 64 with tanh; orthogonal weights, zero biases."""
+    """Return two hidden layers of 64 with tanh; orthogonal weights, zero biases."""
     layers = [nn.Linear(n_in, 64), nn.Linear(64, 64), nn.Linear(64, n_out)]
     for layer, gain in zip(layers, (math.sqrt(2), math.sqrt(2), output_gain), strict=True):
         nn.init.orthogonal_(layer.weight, gain)
@@ -77,7 +77,7 @@ def mlp(n_in: int, n_out: int, output_gain: float) -> nn.Sequential:
 
 
 class Rollout(NamedTuple):
-    """What happened, time first, environment second; ``next_obs`` follows the last step."""
+    """Tensors of (time, environment, ...); ``next_obs`` is the observation after the last step."""
 
     obs: Tensor
     actions: Tensor
@@ -85,12 +85,12 @@ class Rollout(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     final_obs: Tensor
-    """The last observation of each episode that ended: the reset hides it from ``obs``."""
+    """The true last observation of each episode that ended, which ``obs`` does not contain."""
     next_obs: Tensor
 
 
 def make_envs(num_envs: int) -> SyncVectorEnv:
-    """CartPoles that start over within the very step that ends an episode."""
+    """Return CartPole environments that reset within the step that ends an episode."""
     return SyncVectorEnv(
         [lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
     )
@@ -98,7 +98,7 @@ def make_envs(num_envs: int) -> SyncVectorEnv:
 
 @torch.no_grad()
 def collect(envs: SyncVectorEnv, agent: Agent, obs: Array, num_steps: int) -> Rollout:
-    """Take ``num_steps`` steps in every environment, from ``obs`` on."""
+    """Step every environment ``num_steps`` times, starting at ``obs``."""
     dtype = next(agent.parameters()).dtype
     steps: list[tuple[Array, ...]] = []
     for _ in range(num_steps):
@@ -126,7 +126,7 @@ def compute_gae(
     """Generalised advantage estimation (arXiv:1506.02438); returns advantages and returns.
 
     dones[t] is 1 where the episode ended with the action at t, bootstrap[t] is V(final_obs) where
-    it was truncated there and 0 elsewhere. What follows t is worth
+    it was truncated there and 0 elsewhere. The value after step t is
 
         next_t  = (1 - dones[t]) V_{t+1} + bootstrap[t]
         delta_t = r_t + gamma next_t - V_t
@@ -145,10 +145,10 @@ def compute_gae(
 
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, args: argparse.Namespace) -> dict[str, Tensor]:
-    """Flatten a rollout into rows, with all that learning needs of the policy that made it."""
+    """Flatten a rollout into rows, with values and log-probabilities of the acting policy."""
     values = agent.value(rollout.obs)
-    # Falling ends the world, the time limit only ends the recording: V(final_obs) stands in for
-    # what would have come. Where both are reported, the fall wins.
+    # A fall terminates the episode: nothing is bootstrapped. The time limit truncates it: the
+    # return is bootstrapped with V(final_obs). A step that is both counts as terminated.
     cut_short = rollout.truncated & ~rollout.terminated
     bootstrap = torch.where(cut_short, agent.value(rollout.final_obs), 0.0)
     dones = (rollout.terminated | rollout.truncated).to(values.dtype)
@@ -169,7 +169,7 @@ def ppo_update(
     minibatch_indices: Tensor,
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """Take one gradient step on the rows ``minibatch_indices`` of ``batch``."""
+    """Make one gradient step on the rows ``minibatch_indices`` of ``batch``."""
     rows = {name: tensor[minibatch_indices] for name, tensor in batch.items()}
     advantages = rows["advantages"]
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -192,7 +192,7 @@ def ppo_update(
 
 @torch.no_grad()
 def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = gym.make("CartPole-v1")
     returns = []
     for episode in range(episodes):
@@ -209,7 +209,7 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
 
 
 def finished_returns(running: Array, rollout: Rollout) -> list[float]:
-    """Returns of the episodes that a rollout ended; ``running`` carries the open ones over."""
+    """Return the returns of ended episodes; ``running`` holds those of unfinished ones."""
     finished = []
     dones = (rollout.terminated | rollout.truncated).numpy()
     for reward, done in zip(rollout.rewards.numpy(), dones, strict=True):
@@ -222,7 +222,7 @@ def finished_returns(running: Array, rollout: Rollout) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> float:
     """Train, report, and return the mean return of the final evaluation."""
     args = parse_args(argv)
-    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.set_num_threads(1)  # more threads make networks this small slower
     torch.manual_seed(args.seed)
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)

@@ -2,9 +2,9 @@
 
     python examples/recurrent_ppo_cartpole_reference.py --total-timesteps 100000 --seed 1
 
-PPO (Schulman et al. 2017, arXiv:1707.06347) with networks that remember: what cannot be seen must
-be told from what was seen before. Read it from the bottom: `main` alternates between collecting a
-rollout and learning from it.
+PPO (Schulman et al. 2017, arXiv:1707.06347) with LSTMs, which can infer the hidden velocities from
+earlier observations. Read it from the bottom: `main` alternates between collecting a rollout and
+learning from it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ OBS_SIZE, NUM_ACTIONS, SIZE = 2, 2, 64
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--total-timesteps", type=int, default=100_000, help="environment steps, all together")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environments")
-    add("--num-envs", type=int, default=8, help="environments stepped side by side")
+    add("--total-timesteps", type=int, default=100_000, help="environment steps in total")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environments")
+    add("--num-envs", type=int, default=8, help="number of environments")
     add("--num-steps", type=int, default=128, help="steps of each environment per rollout")
     add("--sequence-length", type=int, default=32, help="steps that gradients flow back through")
-    add("--num-minibatches", type=int, default=4, help="equal parts the sequences are split into")
-    add("--update-epochs", type=int, default=10, help="passes over each rollout")
-    add("--learning-rate", type=float, default=1e-3, help="Adam's step size at the start")
-    add("--anneal-lr", action=switch, default=True, help="lower the step size linearly to zero")
+    add("--num-minibatches", type=int, default=4, help="minibatches per epoch")
+    add("--update-epochs", type=int, default=10, help="epochs per rollout")
+    add("--learning-rate", type=float, default=1e-3, help="initial learning rate of Adam")
+    add("--anneal-lr", action=switch, default=True, help="anneal the learning rate to zero")
     add("--gamma", type=float, default=0.99, help="discount factor")
     add("--gae-lambda", type=float, default=0.95, help="decay of the advantage estimator")
-    add("--clip-coef", type=float, default=0.2, help="how far the ratio may move from 1")
+    add("--clip-coef", type=float, default=0.2, help="clip range of the ratio")
     add("--ent-coef", type=float, default=0.01, help="weight of the entropy bonus")
     add("--vf-coef", type=float, default=0.5, help="weight of the value loss")
-    add("--max-grad-norm", type=float, default=0.5, help="gradients are scaled down to this norm")
+    add("--max-grad-norm", type=float, default=0.5, help="clip gradients to this norm")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     args = parser.parse_args(argv)
     if args.num_steps % args.sequence_length:
@@ -56,19 +56,19 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class PositionsOnly(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows where the cart and the pole are, and not how fast they move."""
+    """Removes the velocities of the cart and the pole from observations."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         self.observation_space = gym.spaces.Box(-math.inf, math.inf, (OBS_SIZE,))
 
     def observation(self, observation: Array) -> Array:
-        """The cart's place and the pole's angle."""
+        """Return the cart's position and the pole's angle."""
         return observation[[0, 2]]
 
 
 class LSTMCell(nn.Module):
-    """One step of long short-term memory; ``h`` is what it says, ``c`` what it keeps."""
+    """One LSTM step; ``h`` is the output, ``c`` the cell state."""
 
     def __init__(self, n_in: int) -> None:
         super().__init__()
@@ -79,28 +79,28 @@ class LSTMCell(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Take ``x`` in."""
+        """Return the next ``h`` and ``c``."""
         write, keep, new, show = (self.seen(x) + self.said(h)).chunk(4, dim=-1)
         c = torch.sigmoid(keep) * c + torch.sigmoid(write) * torch.tanh(new)
         return torch.sigmoid(show) * torch.tanh(c), c
 
 
 class Agent(nn.Module):
-    """A policy over two actions and a value function, each with a memory of its own.
+    """A policy over two actions and a value function, each with a separate LSTM.
 
     A state is (rows, 4, SIZE): h and c of the policy, then h and c of the value function. It is
-    all zeros where an episode begins.
+    zero at the start of an episode.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.actor_lstm, self.critic_lstm = LSTMCell(OBS_SIZE), LSTMCell(OBS_SIZE)
-        # Almost uniform at first: the policy's last layer is small.
+        # A small last layer makes the initial policy almost uniform.
         self.actor = mlp(NUM_ACTIONS, output_gain=0.01)
         self.critic = mlp(1, output_gain=1.0)
 
     def step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits and value of each row, and what is remembered then."""
+        """Return logits, values and the next state of each row."""
         h, c, value_h, value_c = state.unbind(1)
         h, c = self.actor_lstm(obs, h, c)
         value_h, value_c = self.critic_lstm(obs, value_h, value_c)
@@ -109,7 +109,7 @@ class Agent(nn.Module):
 
 
 def mlp(n_out: int, output_gain: float) -> nn.Sequential:
-    """One hidden layer with tanh; orthogonal weights, zero biases."""
+    """Return one hidden layer with tanh; orthogonal weights, zero biases."""
     layers = [nn.Linear(SIZE, 64), nn.Linear(64, n_out)]
     for layer, gain in zip(layers, (math.sqrt(2), output_gain), strict=True):
         nn.init.orthogonal_(layer.weight, gain)
@@ -118,28 +118,28 @@ def mlp(n_out: int, output_gain: float) -> nn.Sequential:
 
 
 def no_memory(rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The state at the start of an episode."""
+    """Return the state at the start of an episode: zeros."""
     return torch.zeros(rows, 4, SIZE, dtype=dtype)
 
 
 def forget(state: Tensor, where: Tensor) -> Tensor:
-    """The state, but none in the rows where an episode begins."""
+    """Return the state, set to zero in the rows where an episode begins."""
     return torch.where(where[:, None, None], 0.0, state)
 
 
 class Unrolled(NamedTuple):
-    """What an agent says along sequences, time first."""
+    """The agent's outputs along sequences, time first."""
 
     policy: Categorical
     values: Tensor
     before: Tensor
-    """States that each observation was seen in."""
+    """State before each observation."""
     after: Tensor
-    """States once it was seen, whatever became of the episode then."""
+    """State after each observation, before any reset."""
 
 
 def unroll(agent: Agent, obs: Tensor, starts: Tensor, state: Tensor) -> Unrolled:
-    """Show an agent sequences, step by step; it forgets where ``starts`` says one begins."""
+    """Run the agent along sequences, resetting the state where ``starts`` is true."""
     logits, values, before, after = [], [], [], []
     for obs_t, starts_t in zip(obs, starts, strict=True):
         before.append(forget(state, starts_t))
@@ -152,7 +152,7 @@ def unroll(agent: Agent, obs: Tensor, starts: Tensor, state: Tensor) -> Unrolled
 
 
 class Rollout(NamedTuple):
-    """What happened, time first, environment second; ``next_obs`` follows the last step."""
+    """Tensors of (time, environment, ...); ``next_obs`` is the observation after the last step."""
 
     obs: Tensor
     actions: Tensor
@@ -160,19 +160,19 @@ class Rollout(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     final_obs: Tensor
-    """The last observation of each episode that ended: the reset hides it from ``obs``."""
+    """The true last observation of each episode that ended, which ``obs`` does not contain."""
     next_obs: Tensor
     state: Tensor
-    """What was remembered before the first step."""
+    """State before the first step."""
 
 
 def make_env() -> gym.Env[Any, Any]:
-    """A CartPole without velocities."""
+    """Return a CartPole environment without velocities."""
     return PositionsOnly(gym.make("CartPole-v1"))
 
 
 def make_envs(num_envs: int) -> SyncVectorEnv[Any, Any]:
-    """Several that start over within the very step that ends an episode."""
+    """Return environments that reset within the step that ends an episode."""
     return SyncVectorEnv([make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
@@ -180,7 +180,7 @@ def make_envs(num_envs: int) -> SyncVectorEnv[Any, Any]:
 def collect(
     envs: SyncVectorEnv[Any, Any], agent: Agent, obs: Array, state: Tensor, num_steps: int
 ) -> tuple[Rollout, Tensor]:
-    """Take ``num_steps`` steps in every environment, from ``obs`` and ``state`` on."""
+    """Step every environment ``num_steps`` times, starting at ``obs`` and ``state``."""
     first_state, dtype = state, state.dtype
     steps: list[tuple[Array, ...]] = []
     for _ in range(num_steps):
@@ -211,7 +211,7 @@ def compute_gae(
     """Generalised advantage estimation (arXiv:1506.02438); returns advantages and returns.
 
     dones[t] is 1 where the episode ended with the action at t, bootstrap[t] is V(final_obs) where
-    it was truncated there and 0 elsewhere. What follows t is worth
+    it was truncated there and 0 elsewhere. The value after step t is
 
         next_t  = (1 - dones[t]) V_{t+1} + bootstrap[t]
         delta_t = r_t + gamma next_t - V_t
@@ -229,19 +229,19 @@ def compute_gae(
 
 
 def cut(grid: Tensor, length: int) -> Tensor:
-    """(time, environment, ...) to (length, sequence, ...): all first sequences, then all second."""
+    """Reshape (time, environment, ...) to (length, sequence, ...): all first sequences first."""
     return torch.cat(grid.split(length), dim=1)
 
 
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, args: argparse.Namespace) -> dict[str, Tensor]:
-    """Cut a rollout into sequences, with all that learning needs of the policy that made it."""
+    """Split a rollout into sequences, with values and log-probabilities of the acting policy."""
     ended = rollout.terminated | rollout.truncated
     starts = torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
     was = unroll(agent, rollout.obs, starts, rollout.state)
-    # Falling ends the world, the time limit only ends the recording: V(final_obs) stands in for
-    # what would have come, and it is seen by one who remembers the episode. Where both are
-    # reported, the fall wins.
+    # A fall terminates the episode: nothing is bootstrapped. The time limit truncates it: the
+    # return is bootstrapped with V(final_obs), computed with the state of that episode. A step
+    # that is both counts as terminated.
     cut_short = rollout.truncated & ~rollout.terminated
     bootstrap = torch.zeros_like(rollout.rewards)
     for t in range(len(ended)):
@@ -262,7 +262,7 @@ def make_batch(agent: Agent, rollout: Rollout, args: argparse.Namespace) -> dict
     grids = (rollout.obs, rollout.actions, starts, was.values, logprobs, advantages, returns)
     length = args.sequence_length
     batch = {name: cut(grid, length) for name, grid in zip(names, grids, strict=True)}
-    # Learning begins each sequence in the state it had when it was collected.
+    # Each sequence starts from the state it had when it was collected.
     return {**batch, "state": cut(was.before, length)[0]}
 
 
@@ -273,7 +273,7 @@ def ppo_update(
     chosen: Tensor,
     args: argparse.Namespace,
 ) -> dict[str, Tensor]:
-    """Take one gradient step on the ``chosen`` sequences of ``batch``."""
+    """Make one gradient step on the ``chosen`` sequences of ``batch``."""
     state = batch["state"][chosen]
     steps = {name: grid[:, chosen] for name, grid in batch.items() if name != "state"}
     advantages = steps["advantages"]
@@ -297,7 +297,7 @@ def ppo_update(
 
 @torch.no_grad()
 def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = make_env()
     returns = []
     for episode in range(episodes):
@@ -314,7 +314,7 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
 
 
 def finished_returns(running: Array, rollout: Rollout) -> list[float]:
-    """Returns of the episodes that a rollout ended; ``running`` carries the open ones over."""
+    """Return the returns of ended episodes; ``running`` holds those of unfinished ones."""
     finished = []
     dones = (rollout.terminated | rollout.truncated).numpy()
     for reward, done in zip(rollout.rewards.numpy(), dones, strict=True):
@@ -327,7 +327,7 @@ def finished_returns(running: Array, rollout: Rollout) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> float:
     """Train, report, and return the mean return of the final evaluation."""
     args = parse_args(argv)
-    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.set_num_threads(1)  # more threads make networks this small slower
     torch.manual_seed(args.seed)
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)

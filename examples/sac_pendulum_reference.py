@@ -2,8 +2,8 @@
 
     python examples/sac_pendulum_reference.py --total-timesteps 20000 --seed 1
 
-Read it from the bottom: `main` takes a step, then learns from a batch of what it remembers.
-Actions are in [-1, 1] everywhere but on the way into the environment.
+Read it from the bottom: `main` takes a step, then learns from a batch of stored transitions.
+Actions are in [-1, 1] everywhere except in the environment itself.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ LOG_STD_BOUNDS = (-20.0, 2.0)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--total-timesteps", type=int, default=20_000, help="environment steps")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environment")
-    add("--learning-rate", type=float, default=1e-3, help="Adam's step size, for all there is")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environment")
+    add("--learning-rate", type=float, default=1e-3, help="learning rate of all networks")
     add("--buffer-size", type=int, default=20_000, help="transitions kept for replay")
-    add("--learning-starts", type=int, default=1000, help="steps of random actions at first")
+    add("--learning-starts", type=int, default=1000, help="random steps at the start")
     add("--batch-size", type=int, default=256, help="transitions per update")
     add("--gamma", type=float, default=0.99, help="discount factor")
-    add("--tau", type=float, default=0.005, help="how far targets move towards the critics")
+    add("--tau", type=float, default=0.005, help="step of targets towards the critics")
     add("--ent-coef-init", type=float, default=1.0, help="weight of the entropy at the start")
-    add("--target-entropy", type=float, default=-float(ACTION_SIZE), help="entropy to keep")
+    add("--target-entropy", type=float, default=-float(ACTION_SIZE), help="target of the entropy")
     add("--hidden-sizes", type=int, nargs="+", default=[256, 256], help="widths of the layers")
-    add("--report-interval", type=int, default=1000, help="steps between lines of progress")
+    add("--report-interval", type=int, default=1000, help="steps between progress lines")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     return parser.parse_args(argv)
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers with ReLU in between, weights as torch makes them."""
+    """Return linear layers with ReLU in between and torch's default weights."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
@@ -55,7 +55,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """A policy, two critics with slow copies, the entropy's weight, and their optimizers."""
+    """A policy, two critics with target networks, the entropy coefficient, and optimizers."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Agent(nn.Module):
         self.ent_coef_optimizer = torch.optim.Adam([self.log_ent_coef], lr=rate)
 
     def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The actions that standard normal noise z selects, and their log-probabilities.
+        """Return the actions that standard normal noise z selects, and their log-probabilities.
 
         a = tanh(u) with u = mean + std z is a change of variables from z, component by component:
 
@@ -80,8 +80,8 @@ class Agent(nn.Module):
             log |da/dz|      = log std + log(1 - tanh(u)^2)
             1 - tanh(u)^2    = 4 / (e^u + e^-u)^2
 
-        The last line's logarithm, 2 log 2 - 2 logaddexp(u, -u), is exact where tanh(u) rounds to
-        one and log(1 - a^2) would be infinite.
+        The last line's logarithm, 2 log 2 - 2 logaddexp(u, -u), is accurate also where tanh(u)
+        rounds to one and log(1 - a^2) would be infinite.
         """
         mean, log_std = self.actor(obs).chunk(2, dim=-1)
         log_std = torch.clamp(log_std, *LOG_STD_BOUNDS)
@@ -92,22 +92,22 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def greedy_action(self, obs: Any) -> Tensor:
-        """The squashed mean."""
+        """Return tanh of the mean."""
         return torch.tanh(self.actor(torch.as_tensor(obs))[:ACTION_SIZE])
 
     @torch.no_grad()
     def explore(self, obs: Any) -> Tensor:
-        """A sample: the policy's own spread is all the exploration there is."""
+        """Return a sample of the policy; there is no other exploration."""
         return self.sample(torch.as_tensor(obs), torch.randn(ACTION_SIZE))[0]
 
 
 def value(critic: nn.Sequential, obs: Tensor, actions: Tensor) -> Tensor:
-    """Q(s, a), one number per row."""
+    """Return Q(s, a), one number per row."""
     return critic(torch.cat([obs, actions], dim=1)).squeeze(1)  # type: ignore[no-any-return]
 
 
 class Replay:
-    """The last ``capacity`` transitions, in columns."""
+    """A ring of the last ``capacity`` transitions, with one array per field."""
 
     def __init__(self, capacity: int) -> None:
         self.columns = {
@@ -123,18 +123,18 @@ class Replay:
         return min(self.added, self.capacity)
 
     def add(self, **transition: Any) -> None:
-        """Write one transition over the oldest."""
+        """Store one transition in place of the oldest."""
         for name, entry in transition.items():
             self.columns[name][self.added % self.capacity] = torch.as_tensor(entry)
         self.added += 1
 
     def rows(self, indices: Tensor) -> dict[str, Tensor]:
-        """A batch of plain tensors."""
+        """Return a batch of tensors."""
         return {name: column[indices] for name, column in self.columns.items()}
 
 
 class Collector:
-    """Steps an environment and records what happened."""
+    """Steps an environment and stores the transitions."""
 
     def __init__(self, env: gym.Env[Any, Any], replay: Replay, seed: int) -> None:
         self.env, self.replay = env, replay
@@ -142,11 +142,11 @@ class Collector:
         self.running, self.returns = 0.0, deque[float](maxlen=20)
 
     def step(self, action: Tensor) -> None:
-        """Take one action in [-1, 1]; start over where it ends the episode."""
+        """Take one action in [-1, 1], and reset the environment if it ends the episode."""
         next_obs, reward, terminated, truncated, _ = self.env.step(MAX_TORQUE * action.numpy())
-        # Before the reset below, so that next_obs is the true successor even of a last step. A
-        # termination is final; the time limit (all that ever ends a Pendulum) only ends the
-        # recording, and is not recorded itself.
+        # Stored before the reset below, so that next_obs is the true successor also of a last
+        # step. Only terminations are stored; after the time limit, which is all that ends a
+        # Pendulum episode, targets bootstrap.
         self.replay.add(
             obs=self.obs,
             actions=action,
@@ -164,12 +164,11 @@ class Collector:
 
 @torch.no_grad()
 def sac_targets(agent: Agent, batch: dict[str, Tensor], noise: Tensor, gamma: float) -> Tensor:
-    """Soft values for the critics to meet, at an action a' that the policy would take next.
+    """Return the soft targets of the critics, with a next action a' sampled from the policy.
 
     y = r + gamma (1 - terminated) ( min_i Q_target_i(s', a') - ent_coef log p(a' | s') )
 
-    The least of two critics counters the overestimation that comes of climbing one's errors
-    (Fujimoto et al. 2018, arXiv:1802.09477).
+    The minimum of two critics reduces overestimation (Fujimoto et al. 2018, arXiv:1802.09477).
     """
     next_obs = batch["next_obs"]
     actions, logprobs = agent.sample(next_obs, noise)
@@ -183,7 +182,7 @@ def sac_targets(agent: Agent, batch: dict[str, Tensor], noise: Tensor, gamma: fl
 def sac_update(
     agent: Agent, batch: dict[str, Tensor], noise: Tensor, args: argparse.Namespace
 ) -> dict[str, Tensor]:
-    """Take one gradient step of everything on a batch.
+    """Make one gradient step of critics, policy and entropy coefficient on a batch.
 
     ``noise`` is (2, batch, action): standard normal, for the next actions and the current ones.
     """
@@ -195,7 +194,7 @@ def sac_update(
     descend(agent.critic_optimizer, critic_loss)
 
     # L_actor = E[ ent_coef log p(a | s) - min_i Q_i(s, a) ],  a a function of the policy and noise.
-    # The critics gather gradients here too; their next step starts by clearing them.
+    # The critics accumulate gradients here, too; their next step clears them first.
     actions, logprobs = agent.sample(obs, noise[1])
     least = torch.min(value(agent.critic_1, obs, actions), value(agent.critic_2, obs, actions))
     ent_coef = torch.exp(agent.log_ent_coef.detach())
@@ -213,7 +212,7 @@ def sac_update(
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One step down the gradient of a loss."""
+    """Make one optimizer step on a loss."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -221,13 +220,13 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 @torch.no_grad()
 def follow(target: nn.Module, network: nn.Module, tau: float) -> None:
-    """Polyak averaging: theta_target <- (1 - tau) theta_target + tau theta."""
+    """Update a target network: theta_target <- (1 - tau) theta_target + tau theta."""
     for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
         slow.copy_((1 - tau) * slow + tau * fast)
 
 
 def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = gym.make("Pendulum-v1")
     returns = []
     for episode in range(episodes):
@@ -246,7 +245,7 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> float:
     """Train, report, and return the mean return of the final evaluation."""
     args = parse_args(argv)
-    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.set_num_threads(1)  # more threads make networks this small slower
     torch.manual_seed(args.seed)
     agent = Agent(args)
     replay = Replay(args.buffer_size)

@@ -2,8 +2,8 @@
 
     python examples/td3_pendulum_reference.py --total-timesteps 20000 --seed 1
 
-Read it from the bottom: `main` takes a step, then learns from a batch of what it remembers.
-Actions are in [-1, 1] everywhere but on the way into the environment, and noise is in their units.
+Read it from the bottom: `main` takes a step, then learns from a batch of stored transitions.
+Actions are in [-1, 1] everywhere except in the environment itself; noise is in the same units.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ OBS_SIZE, ACTION_SIZE, MAX_TORQUE = 3, 1, 2.0
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the knobs."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--total-timesteps", type=int, default=20_000, help="environment steps")
-    add("--seed", type=int, default=1, help="of the weights, the actions and the environment")
-    add("--learning-rate", type=float, default=1e-3, help="Adam's step size, for all there is")
+    add("--seed", type=int, default=1, help="seed of weights, actions and environment")
+    add("--learning-rate", type=float, default=1e-3, help="learning rate of all networks")
     add("--buffer-size", type=int, default=20_000, help="transitions kept for replay")
-    add("--learning-starts", type=int, default=1000, help="steps of random actions at first")
+    add("--learning-starts", type=int, default=1000, help="random steps at the start")
     add("--batch-size", type=int, default=256, help="transitions per update")
     add("--gamma", type=float, default=0.99, help="discount factor")
-    add("--tau", type=float, default=0.005, help="how far targets move towards the networks")
+    add("--tau", type=float, default=0.005, help="step of targets towards the networks")
     add("--policy-delay", type=int, default=2, help="critic updates per update of the policy")
-    add("--exploration-noise", type=float, default=0.1, help="deviation of noise on actions")
-    add("--target-policy-noise", type=float, default=0.2, help="its deviation in targets")
+    add("--exploration-noise", type=float, default=0.1, help="standard deviation of noise")
+    add("--target-policy-noise", type=float, default=0.2, help="its standard deviation in targets")
     add("--target-noise-clip", type=float, default=0.5, help="its largest magnitude in targets")
     add("--hidden-sizes", type=int, nargs="+", default=[256, 256], help="widths of the layers")
-    add("--report-interval", type=int, default=1000, help="steps between lines of progress")
+    add("--report-interval", type=int, default=1000, help="steps between progress lines")
     add("--eval-episodes", type=int, default=20, help="greedy episodes after training")
     return parser.parse_args(argv)
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers with ReLU in between, weights as torch makes them."""
+    """Return linear layers with ReLU in between and torch's default weights."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
@@ -55,7 +55,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """A policy and two critics, each with a slow copy, and their optimizers."""
+    """A policy and two critics, each with a target network, and their optimizers."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
@@ -72,22 +72,22 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def greedy_action(self, obs: Any) -> Tensor:
-        """What the policy says."""
+        """Return the policy's action."""
         return self.actor(torch.as_tensor(obs))  # type: ignore[no-any-return]
 
     def explore(self, obs: Any, deviation: float) -> Tensor:
-        """The policy's action with noise, kept within bounds."""
+        """Return the policy's action with noise, clipped to the bounds."""
         noise = deviation * torch.randn(ACTION_SIZE)
         return torch.clamp(self.greedy_action(obs) + noise, -1.0, 1.0)
 
 
 def value(critic: nn.Sequential, obs: Tensor, actions: Tensor) -> Tensor:
-    """Q(s, a), one number per row."""
+    """Return Q(s, a), one number per row."""
     return critic(torch.cat([obs, actions], dim=1)).squeeze(1)  # type: ignore[no-any-return]
 
 
 class Replay:
-    """The last ``capacity`` transitions, in columns."""
+    """A ring of the last ``capacity`` transitions, with one array per field."""
 
     def __init__(self, capacity: int) -> None:
         self.columns = {
@@ -103,18 +103,18 @@ class Replay:
         return min(self.added, self.capacity)
 
     def add(self, **transition: Any) -> None:
-        """Write one transition over the oldest."""
+        """Store one transition in place of the oldest."""
         for name, entry in transition.items():
             self.columns[name][self.added % self.capacity] = torch.as_tensor(entry)
         self.added += 1
 
     def rows(self, indices: Tensor) -> dict[str, Tensor]:
-        """A batch of plain tensors."""
+        """Return a batch of tensors."""
         return {name: column[indices] for name, column in self.columns.items()}
 
 
 class Collector:
-    """Steps an environment and records what happened."""
+    """Steps an environment and stores the transitions."""
 
     def __init__(self, env: gym.Env[Any, Any], replay: Replay, seed: int) -> None:
         self.env, self.replay = env, replay
@@ -122,11 +122,11 @@ class Collector:
         self.running, self.returns = 0.0, deque[float](maxlen=20)
 
     def step(self, action: Tensor) -> None:
-        """Take one action in [-1, 1]; start over where it ends the episode."""
+        """Take one action in [-1, 1], and reset the environment if it ends the episode."""
         next_obs, reward, terminated, truncated, _ = self.env.step(MAX_TORQUE * action.numpy())
-        # Before the reset below, so that next_obs is the true successor even of a last step. A
-        # termination is final; the time limit (all that ever ends a Pendulum) only ends the
-        # recording, and is not recorded itself.
+        # Stored before the reset below, so that next_obs is the true successor also of a last
+        # step. Only terminations are stored; after the time limit, which is all that ends a
+        # Pendulum episode, targets bootstrap.
         self.replay.add(
             obs=self.obs,
             actions=action,
@@ -146,13 +146,13 @@ class Collector:
 def td3_targets(
     agent: Agent, batch: dict[str, Tensor], noise: Tensor, args: argparse.Namespace
 ) -> Tensor:
-    """Values for the critics to meet.
+    """Return the targets of the critics.
 
         a' = clip( mu_target(s') + clip(deviation noise, -c, c), -1, 1 )
         y  = r + gamma (1 - terminated) min_i Q_target_i(s', a')
 
-    Noise makes similar actions similar in value; the least of two critics counters the
-    overestimation that comes of climbing one's errors.
+    Noise gives similar actions similar values; the minimum of two critics reduces
+    overestimation.
     """
     next_obs, limit = batch["next_obs"], args.target_noise_clip
     smoothing = torch.clamp(args.target_policy_noise * noise, -limit, limit)
@@ -167,10 +167,10 @@ def td3_targets(
 def td3_update(
     agent: Agent, batch: dict[str, Tensor], noise: Tensor, args: argparse.Namespace
 ) -> dict[str, Tensor]:
-    """Take one gradient step on a batch; ``noise`` is (batch, action), standard normal.
+    """Make one gradient step on a batch; ``noise`` is (batch, action), standard normal.
 
-    The critics step every time, the policy and all targets every ``policy_delay``-th: a policy
-    had better wait for values it can trust.
+    The critics are updated every time, the policy and all targets every ``policy_delay``-th time,
+    so that the policy follows more accurate values.
     """
     obs = batch["obs"]
     agent.updates += 1
@@ -182,8 +182,8 @@ def td3_update(
     losses = {"critic_loss": critic_loss.detach()}
 
     if agent.updates % args.policy_delay == 0:
-        # One critic is enough to climb. It gathers gradients here too; its next step starts by
-        # clearing them.
+        # The policy maximises the first critic, which accumulates gradients here, too; its next
+        # step clears them first.
         actor_loss = -value(agent.critic_1, obs, agent.actor(obs)).mean()
         descend(agent.actor_optimizer, actor_loss)
         losses["actor_loss"] = actor_loss.detach()
@@ -194,7 +194,7 @@ def td3_update(
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One step down the gradient of a loss."""
+    """Make one optimizer step on a loss."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -202,13 +202,13 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 @torch.no_grad()
 def follow(target: nn.Module, network: nn.Module, tau: float) -> None:
-    """Polyak averaging: theta_target <- (1 - tau) theta_target + tau theta."""
+    """Update a target network: theta_target <- (1 - tau) theta_target + tau theta."""
     for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
         slow.copy_((1 - tau) * slow + tau * fast)
 
 
 def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes in an environment of its own."""
+    """Return the returns of greedy episodes in a separate environment."""
     env = gym.make("Pendulum-v1")
     returns = []
     for episode in range(episodes):
@@ -227,7 +227,7 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> float:
     """Train, report, and return the mean return of the final evaluation."""
     args = parse_args(argv)
-    torch.set_num_threads(1)  # networks this small only lose by more
+    torch.set_num_threads(1)  # more threads make networks this small slower
     torch.manual_seed(args.seed)
     agent = Agent(args)
     replay = Replay(args.buffer_size)

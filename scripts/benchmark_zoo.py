@@ -1,4 +1,4 @@
-"""``python scripts/benchmark_zoo.py run zoo/classic/benchmark.yaml``: as ``rl-training zoo``."""
+"""The same as ``rl-training zoo``, without installing the console script."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
     python scripts/compare_speed.py OLD NEW [--rounds 7] [--rows NAMES...]
     python scripts/compare_speed.py --list
 
-OLD and NEW are commits, or `.` for the working tree. The rows are those of `make bench` that run
-eagerly on a CPU, made short: one torch thread, and small batches where an update is slow. A round
-is a new process that trains for a fixed number of steps; the clock runs from the end of one
-iteration to the end of another, so that neither start-up nor the final checkpoint count. Nothing is
-evaluated. Only one process runs at a time, and the two commits take turns at being first. Exits
-with 1 where the best round of NEW has less than 0.95 of the speed of the best round of OLD. All
-rows take about ten minutes on an idle machine. Other work on the machine distorts the figures:
-steps per second of CPU time, the last column, less than steps per second.
+OLD and NEW are commits, or `.` for the working tree. The rows are short versions of the eager CPU
+rows of `make bench`: one torch thread, and small batches where an update is slow. A round is a new
+process that trains for a fixed number of steps. Time is measured between the ends of two
+iterations, without start-up and the final checkpoint; nothing is evaluated. Only one process runs
+at a time, and the two commits alternate in who is first. Exits with 1 if the best round of NEW has
+less than 0.95 of the speed of the best round of OLD. All rows take about ten minutes on an idle
+machine. Other work on the machine distorts the results; steps per second of CPU time, the last
+column, are distorted less.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Row:
 
     algo: str
     warmup: int
-    """Steps before the clock starts, at the end of the iteration that reaches them."""
+    """Warm-up steps; measurement starts at the end of the iteration that reaches them."""
     steps: int
-    """Steps after that, which the total holds besides."""
+    """Measured steps after the warm-up."""
     settings: dict[str, Any]
-    """Fields of `TrainConfig`, laid on `SHARED`."""
+    """Fields of `TrainConfig`, in addition to `SHARED`."""
     knobs: dict[str, Any]
     """The algorithm's own settings."""
 
@@ -64,7 +64,7 @@ _BREAKOUT = {
 }
 _PPO_EPOCHS = {"num_steps": 128, "num_minibatches": 4, "update_epochs": 4}
 _SOME_UPDATES_FIRST = 900
-"""Learning starts here, so that the first updates, which take longer, are in the warm-up."""
+"""First step of learning, so that the slower first updates are in the warm-up."""
 
 ROWS: dict[str, Row] = {
     "ppo_cartpole_sync": Row("ppo", 8_192, 32_768, _CARTPOLE, _PPO_EPOCHS),
@@ -74,7 +74,7 @@ ROWS: dict[str, Row] = {
     "recurrent_ppo_cartpole": Row(
         "recurrent_ppo", 4_096, 16_384, _CARTPOLE, {**_PPO_EPOCHS, "sequence_length": 128}
     ),
-    # Two whole cycles of 16 policy phases and their auxiliary phase, after one.
+    # One cycle of 16 policy phases and an auxiliary phase as warm-up, then two cycles.
     "ppg_cartpole": Row(
         "ppg",
         8_192,
@@ -135,14 +135,14 @@ ROWS: dict[str, Row] = {
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """Steps per second, of the clock and of CPU time of all threads."""
+    """Steps per second of wall time and of CPU time of all threads."""
 
     wall: float
     cpu: float
 
 
 def measure(row: Row) -> Speed:
-    """Train with the package of this process."""
+    """Train with the package that this process imports, and return the speed."""
     from rl_training.config import config_from_mapping
     from rl_training.experiment.manager import ExperimentManager
     from rl_training.runtime.callbacks import Callback
@@ -150,7 +150,7 @@ def measure(row: Row) -> Speed:
     marks: list[tuple[int, float, float]] = []
 
     class Clock(Callback):
-        """Notes step and time at the end of the warm-up and of every later iteration."""
+        """Records step and time at the end of the warm-up and of every later iteration."""
 
         def on_iteration(self, trainer: Any, event: Any) -> None:
             del trainer
@@ -203,7 +203,7 @@ def compare_row(name: str, trees: Sequence[Path], rounds: int, folder: Path) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison; returns 1 where NEW is slower."""
+    """Run the comparison; return 1 if NEW is slower."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("old", nargs="?", help="a commit, or . for the working tree")
     parser.add_argument("new", nargs="?", help="a commit, or . for the working tree")

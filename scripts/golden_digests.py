@@ -1,13 +1,13 @@
-"""Compare what two commits compute: short seeded runs of every algorithm, bit for bit.
+"""Compare two commits bit for bit by short seeded runs of every algorithm.
 
     python scripts/golden_digests.py OLD NEW [--cases NAMES...] [--show 10]
     python scripts/golden_digests.py --list
 
 OLD and NEW are commits, or `.` for the working tree. Every case is one short training run on the
-CPU, made once with each tree. Compared by name are, at every checkpoint of the run: learnt tensors
-and buffers, optimizer moments, and the rest of the training state (environments, random streams,
-replay, counters); and all rows of metrics.jsonl except those of the clock. Exits with 1 where
-anything differs. Settings in the checkpoint's config are not compared.
+CPU, once with each tree. At every checkpoint, tensors and buffers, optimizer moments and the rest
+of the training state (environments, random streams, replay, counters) are compared by name; so are
+all rows of metrics.jsonl, without times. Exits with 1 if anything differs. Settings in the
+checkpoint's config are not compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from two_commits import make_tree, require_imported_from, tree_environment
 
 _SECONDS_PER_CASE = 120.0
 _READY = "ready"
-"""What a child process prints once it has imported its tree."""
+"""Line that a child process prints when it has imported its tree."""
 
 # -- what is compared, and how strictly ------------------------------------------------------------
 
@@ -47,36 +47,37 @@ RENAMES: tuple[tuple[str, str, str], ...] = (
 )
 """Algorithm, pattern, replacement: names in old checkpoints and what replaced them.
 
-They are applied to the names of both trees, one after the other.
+They are applied to the names of both trees, in order.
 """
 
 ALLOWED_NEW: tuple[str, ...] = ()
-"""Patterns (of `fnmatch`) of names that NEW may have and OLD has not."""
+"""Patterns (of `fnmatch`) of names that may exist only in NEW."""
 
 IGNORED = ("training.counters.log_offset",)
-"""A length in bytes of metrics.jsonl, which depends on the digits of the clock."""
+"""The length of metrics.jsonl in bytes, which depends on the digits of times."""
 
 STORED_METRICS = ("training.metrics.", "algorithm.auxiliary_metrics.")
-"""Where a checkpoint holds metrics: compared as metrics, not as state."""
+"""Names of metrics in a checkpoint, which are compared as metrics, not as state."""
 
 REORDERED_ALGOS = frozenset({"ppo", "ppg", "recurrent_ppo"})
 REORDERED_METRICS = ("losses/", "auxiliary/")
-"""Means over minibatches that may be summed in another order, and whose."""
+"""Means over minibatches that may be summed in another order, and their algorithms."""
 RELATIVE, ABSOLUTE = 1e-6, 1e-8
-"""By how much those may differ: positive and negative terms can cancel to nearly nothing, hence the
-absolute tolerance."""
+"""Tolerances of those means; the absolute one because positive and negative terms may cancel."""
 
+METRIC_NAMES = {"losses/entropy_loss": "losses/entropy"}
+"""Names of metrics in older trees, and the current names."""
 GROUPS = ("learnt", "optimizer", "state", "metrics")
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one run of a case left behind."""
+    """The digests and metrics of one run of a case."""
 
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Names, as ``step 512: algorithm.model.weight``, to digests or short values."""
+    """Digests or short values by name, such as ``step 512: algorithm.model.weight``."""
     metrics: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """Metric rows by where they were found, as ``row 3`` or ``step 512``."""
+    """Metric rows by position, such as ``row 3`` or ``step 512``."""
     seconds: float = 0.0
     error: str | None = None
     """Why there is no result."""
@@ -84,7 +85,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One name that is not the same in both trees."""
+    """One name whose values differ between the trees."""
 
     group: str
     name: str
@@ -97,14 +98,14 @@ class Difference:
 
 
 def group_of(name: str) -> str:
-    """The group that a name in a checkpoint belongs to."""
+    """Return the group of a name in a checkpoint."""
     if not name.startswith("algorithm."):
         return "state"
     return "optimizer" if "optimizer" in name else "learnt"
 
 
 def compare(algo: str, old: Result, new: Result) -> list[Difference]:
-    """All names that differ between two results of a case."""
+    """Return all differences between two results of a case."""
     failed = [
         Difference("error", side, result.error)
         for side, result in (("OLD", old), ("NEW", new))
@@ -168,7 +169,7 @@ class Case:
 
     algo: str
     settings: dict[str, Any]
-    """Fields of `TrainConfig`, laid on `SHARED`."""
+    """Fields of `TrainConfig`, in addition to `SHARED`."""
     knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The algorithm's own settings."""
     spaces: tuple[str, str] | None = None
@@ -190,7 +191,7 @@ SHARED: dict[str, Any] = {
 def _on_policy(
     algo: str, settings: dict[str, Any], spaces: tuple[str, str] | None = None, **knobs: Any
 ) -> Case:
-    """Rollouts of 64 steps, five of them; evaluation and checkpoints in the middle."""
+    """Return a case of five rollouts of 64 steps, with evaluations and checkpoints."""
     shared = {"total_timesteps": 640, "eval_interval": 256, "checkpoint_interval": 256}
     shared_knobs = {"num_steps": 64, "update_epochs": 2, "learning_rate": 1e-3}
     return Case(algo, {**shared, **settings}, {**shared_knobs, **knobs}, spaces)
@@ -199,7 +200,7 @@ def _on_policy(
 def _off_policy(
     algo: str, settings: dict[str, Any], spaces: tuple[str, str] | None = None, **knobs: Any
 ) -> Case:
-    """1,300 steps: more than the 1,000 after which metrics are logged for the first time.
+    """Return a case of 1,300 steps; metrics are logged first after 1,000.
 
     The replay is smaller than the run, so that old transitions are overwritten.
     """
@@ -224,7 +225,7 @@ _ATARI: dict[str, Any] = {
     "total_timesteps": 192,
     "eval_interval": 64,
     "checkpoint_interval": 64,
-    # Games of 40 steps, so that they end, and are seeded again, within the run.
+    # Games of 40 steps, so that they end and are seeded again within the run.
     "atari": {"max_frames": 160, "seed_interval": 30, "sticky_actions": 0.25},
 }
 _ATARI_PPO: dict[str, Any] = {"num_steps": 16, "num_minibatches": 2, "feature_size": 16}
@@ -462,7 +463,7 @@ CASES: dict[str, Case] = {
 
 
 def _spaces(obs: str, action: str) -> tuple[Any, Any]:
-    """Gymnasium spaces by their names in `Case.spaces`."""
+    """Return the Gymnasium spaces that `Case.spaces` names."""
     import numpy as np
     from gymnasium import spaces
 
@@ -484,7 +485,7 @@ def _spaces(obs: str, action: str) -> tuple[Any, Any]:
 
 
 def run_case(case: Case, folder: Path) -> Result:
-    """Train in ``folder`` with the package of this process."""
+    """Train in ``folder`` with the package that this process imports."""
     from rl_training.config import config_from_mapping
     from rl_training.experiment.manager import ExperimentManager
 
@@ -502,7 +503,7 @@ def run_case(case: Case, folder: Path) -> Result:
 
 
 def read_run(algo: str, run_dir: Path) -> Result:
-    """The digests of a run's checkpoints, and its metrics."""
+    """Return the digests of a run's checkpoints, and its metrics."""
     from rl_training.checkpointing import load_checkpoint
 
     digests: dict[str, str] = {}
@@ -517,12 +518,14 @@ def read_run(algo: str, run_dir: Path) -> Result:
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         row = json.loads(line)
-        metrics[f"row {number}"] = {k: v for k, v in row.items() if not k.startswith("time/")}
+        metrics[f"row {number}"] = {
+            METRIC_NAMES.get(k, k): v for k, v in row.items() if not k.startswith("time/")
+        }
     return Result(digests, metrics)
 
 
 def digest_state(algo: str, state: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Digests of a checkpoint's algorithm and training state by name, and the metrics in it.
+    """Return digests of a checkpoint's state by name, and the metrics in it.
 
     The rows of a replay are in files named by the digests of their content. The checkpoint holds
     these names, so comparing them compares the rows.
@@ -533,7 +536,8 @@ def digest_state(algo: str, state: Mapping[str, Any]) -> tuple[dict[str, str], d
         for name, value in _leaves(state[part], part):
             found = next((p for p in STORED_METRICS if name.startswith(p)), None)
             if found is not None:
-                metrics[name.removeprefix(found)] = value
+                logged = name.removeprefix(found)
+                metrics[METRIC_NAMES.get(logged, logged)] = value
             elif name not in IGNORED:
                 renamed = _renamed(algo, name)
                 if renamed in digests:
@@ -550,7 +554,7 @@ def _renamed(algo: str, name: str) -> str:
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Tensors, plain values and lists of plain values, with dotted names."""
+    """Yield tensors, plain values and lists of plain values, with dotted names."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{key}")
@@ -568,7 +572,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _digest(value: Any) -> str:
-    """A SHA-256 over type, shape and bytes; plain values that are short represent themselves."""
+    """Return a SHA-256 over type, shape and bytes; short plain values are returned as text."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -585,9 +589,9 @@ def _digest(value: Any) -> str:
 
 
 def run_as_child(tree: Path, folder: Path, names: Sequence[str]) -> None:
-    """Run cases, each in a fork of this process; print a name when its result is in ``folder``.
+    """Run cases in forks of this process; print a case's name when its result is in ``folder``.
 
-    A fork, because importing torch takes longer than most cases.
+    Forks, because importing torch takes longer than most cases.
     """
     require_imported_from(tree)
     import rl_training.experiment.manager
@@ -609,7 +613,7 @@ def run_as_child(tree: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def _store_case(name: str, folder: Path) -> None:
-    os.dup2(2, 1)  # what a run prints must not be taken for the name of a case
+    os.dup2(2, 1)  # output of a run must not be read as the name of a case
     try:
         result = run_case(CASES[name], folder / name)
     except Exception as error:  # noqa: BLE001 - reported as the result of this case
@@ -626,7 +630,7 @@ def _store(folder: Path, name: str, result: Result) -> None:
 
 
 class TreeRuns:
-    """A child process that runs cases with one tree, and their results as they come."""
+    """A child process that runs cases with one tree; results can be read one by one."""
 
     def __init__(self, commit: str, folder: Path, names: Sequence[str]) -> None:
         self._commit = commit
@@ -652,7 +656,7 @@ class TreeRuns:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until the tree is imported; exits where it cannot be."""
+        """Wait until the tree is imported; exit if that fails."""
         if self._next_line() != _READY:
             sys.exit(f"{self._commit} cannot be imported:\n{self.log().strip()[-2000:]}")
 
@@ -668,11 +672,11 @@ class TreeRuns:
         return stream.readline().strip() if stream is not None else ""
 
     def log(self) -> str:
-        """What the runs wrote to standard error."""
+        """Return what the runs wrote to standard error."""
         return self._log_path.read_text(encoding="utf-8")
 
     def close(self) -> None:
-        """End the process, where it has not ended."""
+        """End the process if it is still running."""
         self._process.kill()
         self._process.communicate()
 
@@ -680,9 +684,9 @@ class TreeRuns:
 def run_both(
     commits: tuple[str, str], names: Sequence[str]
 ) -> Iterator[tuple[str, Result, Result, str]]:
-    """Case by case its name, both results and, where a run failed, its standard error.
+    """Yield each case's name, both results and, if a run failed, the standard error.
 
-    The two trees run side by side.
+    The two trees run at the same time.
     """
     runs: list[TreeRuns] = []
     with tempfile.TemporaryDirectory(prefix="golden_digests_") as folder:
@@ -704,7 +708,7 @@ def run_both(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison; returns 1 where something differs."""
+    """Run the comparison; return 1 if something differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("old", nargs="?", help="a commit, or . for the working tree")
     parser.add_argument("new", nargs="?", help="a commit, or . for the working tree")

@@ -1,13 +1,13 @@
-"""A queue of zoo runs that can be continued at any time, here or on another machine.
+"""A queue of zoo runs that can be stopped and resumed at any time, also on another machine.
 
     python scripts/results_queue.py list                           what is unfinished, in order
     python scripts/results_queue.py run --folder DIR --processes 12 --minutes 28
     python scripts/results_queue.py pack --folder DIR --out OUT    what finished, in small files
     python scripts/results_queue.py merge PACK...                  into zoo/*/results.json
 
-``run`` takes the next unfinished (benchmark, preset, seed), several side by side. Called again, it
-continues the runs that have a checkpoint in DIR and skips those that finished there or already
-have a result. It needs the package on the path alone: ``PYTHONPATH=src``.
+``run`` trains the unfinished (benchmark, preset, seed) in order, several at a time. Called again,
+it resumes the runs that have a checkpoint in DIR and skips those that finished there or already
+have a result. The package need not be installed: ``PYTHONPATH=src`` is enough.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ from rl_training.tools.zoo.results import (
     kept_results,
     merge_runs,
     read_run,
-    what_is_run,
+    result_settings,
     write_results,
 )
 
 FAMILIES = ("mujoco", "atari", "box2d", "classic")
-"""Benchmarks in their order in the queue; others follow by name."""
+"""Order of benchmarks in the queue; others follow by name."""
 FIRST_SEEDS = 3
-"""Every preset of a benchmark gets this many seeds before any of them gets more."""
+"""All presets of a benchmark are run with this many seeds before further seeds."""
 PACKED = ("metadata.json", "config.yaml", "summary.json", "metrics.jsonl")
 POLICY = "policy.pt"
 STARTS = "queue.json"
-"""Beside a run folder: when, of which commit and on what the run was started and continued."""
+"""File beside a run folder with time, commit and hardware of each start of the run."""
 LOG = "queue.log"
 MAX_PART = 14 * 2**20
-"""Bytes of a packed file; a little below the 15 MiB it may have."""
+"""Largest packed file in bytes, a little below the limit of 15 MiB."""
 MAX_PARTS = 7
-"""Packed files; the log is the eighth."""
+"""Largest number of packed files, without the log."""
 MAX_TOTAL = 56 * 2**20
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 180.0
-"""After the time limit: how long a run may take to save before it is killed."""
+"""Seconds that a run may take to save after the time limit, before it is killed."""
 _KNOWN_SHARE = 0.1
-"""Share of a run after which its speed is used to estimate how long another one takes."""
+"""Fraction of a run after which its speed is used to estimate the time of others."""
 _MPS = "nvidia-cuda-mps-control"
 _CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -88,53 +88,53 @@ _CHILD_ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which runs."""
+    """Selection of runs."""
 
     family: tuple[str, ...] = ()
-    """Benchmarks by name, or paths of manifests; unset: all packaged ones."""
+    """Benchmarks by name, or paths of manifests; default: all packaged ones."""
     presets: tuple[str, ...] = ()
-    """Presets of these benchmarks; unset: all."""
+    """Presets of these benchmarks; default: all."""
     seeds: tuple[int, ...] = ()
-    """Seeds among those of the manifest; unset: all."""
+    """Seeds among those of the manifest; default: all."""
     scale: float = 1.0
-    """Share of the steps to take: 0.001 to see that everything works."""
+    """Fraction of the steps; 0.001 checks that everything works."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListArgs(Choice):
-    """List the runs without a result, in the order they would be run."""
+    """List the runs without a result, in the order of the queue."""
 
     folder: Path | None = None
-    """Folder of runs: show how far each of them is."""
+    """Folder of runs, to show the progress of each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunArgs(Choice):
-    """Run what is unfinished, in order."""
+    """Train the unfinished runs, in order."""
 
     folder: Path
     """Folder of the runs."""
     processes: int = 1
-    """Runs side by side, each with one CPU thread."""
+    """Number of runs at a time, each with one CPU thread."""
     minutes: float | None = None
-    """Time limit: then every run is asked to save and to stop; unset: none."""
+    """Time limit, after which every run saves and stops; default: none."""
     must_finish: bool = False
-    """Start no run that would not finish within --minutes, at the speed of the runs before it."""
+    """Start only runs that would finish within --minutes, at the speed of earlier runs."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where the networks live; unset: as the preset says."""
+    """Device of the networks; default: that of the preset."""
     acceleration: Literal["eager", "compile", "cudagraph"] | None = None
-    """How updates run; unset: as the preset says."""
+    """Acceleration of updates; default: that of the preset."""
     mps: bool = False
-    """Start CUDA's Multi-Process Service, so that the runs share the GPU at the same time."""
+    """Start CUDA's Multi-Process Service, so that runs use the GPU at the same time."""
     commit: str | None = None
-    """Commit of the code; unset: that of the current folder."""
+    """Commit of the code; default: that of the current folder."""
     log_seconds: float = 60.0
     """Seconds between lines of progress in queue.log."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackArgs(Choice):
-    """Pack the finished runs: metrics, summary, settings and the final policy of each."""
+    """Pack metrics, summary, settings and final policy of the finished runs."""
 
     folder: Path
     """Folder of the runs."""
@@ -147,14 +147,14 @@ class MergeArgs:
     """Merge packed runs into the results beside the manifests."""
 
     packs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Packed files, or folders that hold them."""
+    """Packed files, or folders that contain them."""
     family: tuple[str, ...] = ()
-    """Benchmarks by name, or paths of manifests; unset: all packaged ones."""
+    """Benchmarks by name, or paths of manifests; default: all packaged ones."""
     extract: Path | None = None
     """Also extract the run folders, policies included, into this folder."""
 
 
-# -- what there is to do ---------------------------------------------------------------------------
+# -- the runs of the queue -------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,26 +166,26 @@ class Work:
 
     @property
     def name(self) -> str:
-        """As shown."""
+        """Name for display."""
         return f"{self.benchmark.name}/{self.job.name}"
 
     @property
     def config(self) -> TrainConfig[Any]:
-        """What is run: the preset with this seed and length."""
+        """The config: the preset with this seed and number of steps."""
         preset = config_from_file(self.job.preset_file)
         return preset.with_overrides(seed=self.job.seed, total_timesteps=self.job.steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What is on disk of a run."""
+    """The state of a run on disk."""
 
     status: Literal["missing", "unfinished", "finished"]
     run_dir: Path | None = None
 
 
 def families(names: Sequence[str]) -> list[Benchmark]:
-    """The benchmarks asked for, or all packaged ones in the order of the queue."""
+    """Return the named benchmarks, or all packaged ones in the order of the queue."""
     packaged = sorted(benchmark_names(), key=lambda name: (_rank(name), name))
     return [load_benchmark(name) for name in names or packaged]
 
@@ -195,7 +195,7 @@ def _rank(name: str) -> int:
 
 
 def all_work(choice: Choice, folder: Path) -> list[Work]:
-    """Every run chosen, in order."""
+    """Return all selected runs, in order."""
     benchmarks = families(choice.family)
     _check_names(choice, benchmarks)
     ordered: list[Work] = []
@@ -207,7 +207,7 @@ def all_work(choice: Choice, folder: Path) -> list[Work]:
             if (not choice.presets or job.entry.preset in choice.presets)
             and (not choice.seeds or job.seed in choice.seeds)
         ]
-        ordered += sorted(chosen, key=_is_later_seed)  # stable: else in the manifest's order
+        ordered += sorted(chosen, key=_is_later_seed)  # a stable sort keeps the manifest's order
     return ordered
 
 
@@ -232,7 +232,7 @@ def _check_names(choice: Choice, benchmarks: Sequence[Benchmark]) -> None:
 
 
 def without_result(works: Iterable[Work], scale: float) -> list[Work]:
-    """Runs that have no result of the preset as it is now."""
+    """Return the runs without a result for the current settings of their preset."""
     if scale != 1.0:
         return list(works)
     kept: dict[Path, Results | None] = {}
@@ -250,11 +250,11 @@ def without_result(works: Iterable[Work], scale: float) -> list[Work]:
 
 
 def _is_current(own: PresetResult, work: Work) -> bool:
-    return not differing_settings(own.settings, what_is_run(work.config))
+    return not differing_settings(own.settings, result_settings(work.config))
 
 
 def look(work: Work) -> Found:
-    """Read off the disk how far a run is; a run that cannot be continued counts as missing."""
+    """Read the state of a run from disk; a run that cannot be resumed counts as missing."""
     found = [_look(work, path.parent) for path in sorted(work.job.folder.glob("*/metadata.json"))]
     by_status = {one.status: one for one in found}
     return by_status.get("finished") or by_status.get("unfinished") or Found("missing")
@@ -262,7 +262,7 @@ def look(work: Work) -> Found:
 
 def _look(work: Work, run_dir: Path) -> Found:
     config = config_from_file(run_dir / "config.yaml")
-    differ = differing_settings(what_is_run(config), what_is_run(work.config))
+    differ = differing_settings(result_settings(config), result_settings(work.config))
     if differ:
         raise UserError(
             f"{run_dir} was run with other settings ({', '.join(differ)}): move it away, or choose"
@@ -276,7 +276,7 @@ def _look(work: Work, run_dir: Path) -> Found:
 
 
 def uses_replay(config: TrainConfig[Any]) -> bool:
-    """Whether a run needs its replay to be continued."""
+    """Return whether a run needs its replay to be resumed."""
     from rl_training.algorithms.off_policy import OffPolicyConfig
 
     return isinstance(config.algo_kwargs, OffPolicyConfig)
@@ -286,7 +286,7 @@ def uses_replay(config: TrainConfig[Any]) -> bool:
 
 
 def list_command(args: list[str]) -> int:
-    """``list``: one line per run without a result."""
+    """``list``: print one line per run without a result."""
     options: ListArgs = parse_flags(ListArgs, args, "results_queue.py list")
     works = all_work(options, options.folder or Path())
     left = without_result(works, options.scale)
@@ -305,7 +305,7 @@ def list_command(args: list[str]) -> int:
 
 
 class QueueLog:
-    """The log of the queue: one line per event, in a file and on the screen."""
+    """The log of the queue: one line per event, in a file and on standard output."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -330,16 +330,16 @@ class Running:
     began: float
 
     def progress(self) -> tuple[int, float | None]:
-        """Its step and its latest training return."""
+        """Return the step and the latest training return."""
         runs = sorted(self.work.job.folder.glob("*/metrics.jsonl"))
         return latest_row(runs[-1].parent) if runs else (0, None)
 
     def speed(self, step: int) -> float:
-        """Steps per second since the process was started."""
+        """Return the steps per second since the process was started."""
         return max(0, step - self.first_step) / max(1e-9, time.monotonic() - self.began)
 
     def line(self) -> str:
-        """Its progress in words."""
+        """Return the progress as text."""
         step, latest = self.progress()
         total, speed = self.work.job.steps, self.speed(step)
         share, shown = min(1.0, step / total), "none yet" if latest is None else f"{latest:,.1f}"
@@ -384,7 +384,7 @@ def stop_request() -> Iterator[Stop]:
 
 
 def run_command(args: list[str]) -> int:
-    """``run``: train what is unfinished, several runs side by side."""
+    """``run``: train the unfinished runs, several at a time."""
     options: RunArgs = parse_flags(RunArgs, args, "results_queue.py run")
     if options.processes < 1:
         raise UserError(f"--processes must be at least 1; got {options.processes}")
@@ -395,7 +395,7 @@ def run_command(args: list[str]) -> int:
     works = without_result(all_work(options, options.folder), options.scale)
     waiting = [work for work in works if look(work).status != "finished"]
     log = QueueLog(options.folder)
-    log.write(f"{len(waiting)} runs to do, {options.processes} side by side")
+    log.write(f"{len(waiting)} runs to do, {options.processes} at a time")
     with multi_process_service(options.folder, options.mps, log) as environment:
         queue = Queue(options, waiting, log, environment)
         queue.run()
@@ -404,7 +404,7 @@ def run_command(args: list[str]) -> int:
 
 
 class Queue:
-    """Starts runs, watches them, and stops them at the time limit."""
+    """Starts runs, reports their progress, and stops them at the time limit."""
 
     def __init__(
         self, options: RunArgs, waiting: list[Work], log: QueueLog, environment: Mapping[str, str]
@@ -422,7 +422,7 @@ class Queue:
         self.finished = self.failed = self.stopped = 0
 
     def run(self) -> None:
-        """Run until nothing is left, the time is over, or a signal arrives."""
+        """Run until no runs are left, the time limit is reached, or a signal arrives."""
         began = time.monotonic()
         if self._options.minutes is not None:
             self._deadline = began + 60 * self._options.minutes
@@ -447,7 +447,7 @@ class Queue:
         return self._urgency(stop) > 0
 
     def _urgency(self, stop: Stop) -> int:
-        """0: go on; 1: save and stop; 2: stop at once."""
+        """Return 0 to continue, 1 to save and stop, 2 to stop at once."""
         late = time.monotonic() - self._deadline
         return max(min(stop.count, 2), 2 if late > _GRACE_SECONDS else 1 if late >= 0 else 0)
 
@@ -460,7 +460,7 @@ class Queue:
                 self._log.write(f"{work.name}: not started, it would not finish in the time left")
 
     def _fits(self, work: Work) -> bool:
-        """Whether a run is expected to finish before the time limit."""
+        """Return whether a run is expected to finish before the time limit."""
         speeds = self._speeds + [
             one.speed(step)
             for one in self._running
@@ -532,7 +532,7 @@ class Queue:
 
 
 def train_command(work: Work, found: Found, options: RunArgs) -> list[str]:
-    """What starts a run, or continues it."""
+    """Return the command that starts or resumes a run."""
     program = [sys.executable, "-m", "rl_training.cli"]
     if found.run_dir is not None:
         return [*program, "resume", "--checkpoint", str(found.run_dir)]
@@ -548,7 +548,7 @@ def train_command(work: Work, found: Found, options: RunArgs) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM, at which a run saves, when the queue ends for any reason."""
+    """Make the kernel send SIGTERM, at which a run saves, when the queue's process ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
@@ -560,12 +560,12 @@ def _last_line(folder: Path) -> str:
 
 
 def current_commit() -> str | None:
-    """The commit checked out in the current folder; none outside a repository."""
+    """Return the commit checked out in the current folder; None outside a repository."""
     return _output(["git", "rev-parse", "HEAD"])
 
 
 def accelerator_name() -> str | None:
-    """The name of the first NVIDIA GPU."""
+    """Return the name of the first NVIDIA GPU; None if there is none."""
     names = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return names.splitlines()[0] if names else None
 
@@ -582,7 +582,7 @@ def _output(command: list[str]) -> str | None:
 
 @contextlib.contextmanager
 def multi_process_service(folder: Path, wanted: bool, log: QueueLog) -> Iterator[dict[str, str]]:
-    """CUDA's Multi-Process Service: the environment that runs need to use it, empty without it."""
+    """Run CUDA's Multi-Process Service; yield environment variables for runs, empty without it."""
     control = shutil.which(_MPS) if wanted else None
     if control is None:
         if wanted:
@@ -611,7 +611,7 @@ def _quit_mps(control: str, environment: Mapping[str, str]) -> None:
 
 
 def _gpu_answers(environment: Mapping[str, str]) -> bool:
-    """Whether a process with this environment can compute on the GPU."""
+    """Return whether a process with these environment variables can compute on the GPU."""
     code = "import torch; torch.ones(8, device='cuda').sum().item()"
     try:
         done = subprocess.run(  # noqa: S603 - our own command
@@ -630,7 +630,7 @@ def _gpu_answers(environment: Mapping[str, str]) -> bool:
 
 
 def pack_command(args: list[str]) -> int:
-    """``pack``: finished runs as a few small files."""
+    """``pack``: pack finished runs into a few small files."""
     options: PackArgs = parse_flags(PackArgs, args, "results_queue.py pack")
     options.out.mkdir(parents=True, exist_ok=True)
     files: list[dict[str, bytes]] = []
@@ -657,7 +657,7 @@ def pack_command(args: list[str]) -> int:
 
 
 def packed_run(work: Work, run_dir: Path, folder: Path) -> dict[str, bytes]:
-    """The files of a run that travel, by their names in a pack."""
+    """Return the files of a run to pack, by their names in the archive."""
     place = run_dir.relative_to(folder).as_posix()
     files = {f"{place}/{name}": (run_dir / name).read_bytes() for name in PACKED}
     files[f"{place}/{POLICY}"] = policy_file(run_dir)
@@ -669,7 +669,7 @@ def packed_run(work: Work, run_dir: Path, folder: Path) -> dict[str, bytes]:
 
 
 def policy_file(run_dir: Path) -> bytes:
-    """The last checkpoint without training state: it can be evaluated, not resumed.
+    """Return the last checkpoint without training state: it can be evaluated, not resumed.
 
     Optimizer moments and target networks are zeros, of the shapes that loading expects.
     """
@@ -687,7 +687,7 @@ def policy_file(run_dir: Path) -> bytes:
 
 
 def _zeros(value: Any) -> Any:
-    """The same structure with zeros for numbers with a fraction; generators stay as they are."""
+    """Return the structure with floating-point numbers set to zero; generators are unchanged."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -702,12 +702,12 @@ def _zeros(value: Any) -> Any:
 def split(
     runs: Sequence[Mapping[str, bytes]], max_part: int = MAX_PART, max_parts: int = MAX_PARTS
 ) -> tuple[list[bytes], list[str]]:
-    """Compressed archives below a size, each whole in itself; and the runs without room."""
+    """Return compressed archives below a size, and the names of runs that did not fit."""
     groups: list[list[Mapping[str, bytes]]] = []
     sizes: list[int] = []
     left_out = []
     for run in runs:
-        # What a file takes in an archive: its compressed bytes and a header.
+        # Size of a file in an archive: its compressed bytes and a header.
         size = sum(len(zlib.compress(content, 6)) + 1024 for content in run.values())
         if groups and sizes[-1] + size <= max_part and sum(sizes) + size <= MAX_TOTAL:
             groups[-1].append(run)
@@ -734,7 +734,7 @@ def _archive(runs: Sequence[Mapping[str, bytes]]) -> bytes:
 
 
 def merge_command(args: list[str]) -> int:
-    """``merge``: packed runs into the results beside the manifests."""
+    """``merge``: add packed runs to the results beside the manifests."""
     options: MergeArgs = parse_flags(MergeArgs, args, "results_queue.py merge")
     benchmarks = families(options.family)
     with contextlib.ExitStack() as stack:
@@ -749,18 +749,18 @@ def merge_command(args: list[str]) -> int:
 
 
 def pack_files(given: Sequence[Path]) -> list[Path]:
-    """Packed files, from their own paths and from folders."""
+    """Return packed files, given their paths or folders."""
     found: list[Path] = []
     for path in given:
         inside = sorted(path.glob("*.tar.gz")) if path.is_dir() else [path]
         if not inside:
-            raise UserError(f"{path} holds no packed runs (*.tar.gz)")
+            raise UserError(f"{path} contains no packed runs (*.tar.gz)")
         found += inside
     return found
 
 
 def extract(path: Path, place: Path) -> None:
-    """Unpack an archive; nothing in it may lie outside ``place``."""
+    """Unpack an archive into ``place``; paths outside of it are refused."""
     try:
         with tarfile.open(path) as archive:
             archive.extractall(place, filter="data")
@@ -769,7 +769,7 @@ def extract(path: Path, place: Path) -> None:
 
 
 def merge_benchmark(benchmark: Benchmark, place: Path) -> None:
-    """Add the finished runs of a benchmark to its results, and say what was done."""
+    """Add the finished runs of a benchmark to its results, and print what changed."""
     runs = [run for job in plan(benchmark, place) if (run := _finished(benchmark, job)) is not None]
     if not runs:
         return
@@ -790,7 +790,7 @@ def merge_benchmark(benchmark: Benchmark, place: Path) -> None:
 
 
 def _finished(benchmark: Benchmark, job: Job) -> FinishedRun | None:
-    """A finished run of the preset as it is, with the commit and GPU the queue noted."""
+    """Return a finished run of the current preset, with commit and GPU of the queue's records."""
     found = look(Work(benchmark, job))
     if found.status != "finished" or found.run_dir is None:
         return None
@@ -810,7 +810,7 @@ def _finished(benchmark: Benchmark, job: Job) -> FinishedRun | None:
 
 
 def update_preset(benchmark: Benchmark, own: PresetResult) -> None:
-    """Write what a preset of ``configs/`` reached into its file, where the zoo runs it as it is."""
+    """Write a result into its preset file in ``configs/``, if the zoo runs it unchanged."""
     content = load_yaml_file(benchmark.path.parent / f"{own.preset}.yaml")
     if set(content) - {"format"} != {"preset"}:
         return
@@ -824,7 +824,7 @@ def update_preset(benchmark: Benchmark, own: PresetResult) -> None:
 
 
 def result_block(own: PresetResult, benchmark: str) -> str:
-    """What a preset reached, as its file states it; ``partial:`` while seeds are missing."""
+    """Return the YAML of a preset's result; ``partial:`` if seeds are missing."""
     episodes = own.runs[0].episodes
     reached = f"{own.summary()}, final policy, deterministic, {episodes} episodes a seed"
     return (
@@ -845,7 +845,7 @@ COMMANDS = {
 
 
 def main(args: list[str]) -> int:
-    """The command line."""
+    """Run the command line."""
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(__doc__ or "")
         return 0

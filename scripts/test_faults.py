@@ -1,4 +1,4 @@
-"""Kill runs and feed damaged files, many times; print the counts. ``make test-faults``."""
+"""Kill runs and load damaged files, many times, and print counts: ``make test-faults``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 
 def main() -> int:
-    """Run the harness; exit with 1 where anything was found."""
+    """Run the harness; return 1 if a fault was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs over all algorithms")
     parser.add_argument("--files", type=int, default=5000, help="damaged or hostile files")

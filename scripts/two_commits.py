@@ -1,4 +1,4 @@
-"""Clean source trees of two commits, and the environment of a process that imports one of them."""
+"""Create source trees of commits, and environment variables to import one of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKING_TREE = "."
-"""Names the files as they are now, committed or not."""
+"""Name of the working tree, with uncommitted changes."""
 _PARTS = ("src", "configs", "zoo", "tests")
-"""Folders that a tree consists of: `src` holds symbolic links to `configs` and `zoo`."""
+"""Folders of a tree; `src` contains symbolic links to `configs` and `zoo`."""
 
 
 def make_tree(commit: str, folder: Path) -> Path:
@@ -31,7 +31,7 @@ def make_tree(commit: str, folder: Path) -> Path:
 
 
 def resolve_commit(commit: str) -> str:
-    """The full hash of a commit; exits where there is none of that name."""
+    """Return the full hash of a commit; exit if it does not exist."""
     return _git("rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
 
 
@@ -44,9 +44,9 @@ def _git(*arguments: str) -> str:
 
 
 def tree_environment(tree: Path, state_folder: Path, **variables: str) -> dict[str, str]:
-    """Environment variables of a process that imports ``rl_training`` from ``tree``.
+    """Return environment variables of a process that imports ``rl_training`` from ``tree``.
 
-    Files that the package keeps for its user are written to ``state_folder``.
+    The package writes its per-user files to ``state_folder``.
     """
     return {
         **os.environ,

@@ -142,7 +142,7 @@ def test_script_and_package_take_the_same_steps(
         a2c.learn(buffer, Progress(iteration * rows, ITERATIONS * rows))
         torch.testing.assert_close(buffer.returns, returns, rtol=0, atol=100 * tolerance)
         metrics = a2c.pop_metrics()
-        names = ("policy_loss", "value_loss", "entropy_loss")
+        names = ("policy_loss", "value_loss", "entropy")
         for name, loss in zip(names, losses.values(), strict=True):
             assert metrics[f"losses/{name}"] == pytest.approx(loss.item(), abs=1e3 * tolerance)
     envs.close()

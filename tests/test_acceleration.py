@@ -218,7 +218,7 @@ def test_a_copied_replay_follows_a_loaded_state() -> None:
 
 
 def test_what_needs_a_device_is_refused_without_one(make_config: Any) -> None:
-    with pytest.raises(ConfigError, match="cudagraph needs device: cuda, and this is cpu"):
+    with pytest.raises(ConfigError, match="cudagraph needs device: cuda, but the device is cpu"):
         ExperimentManager.setup(make_config(algo="sac", acceleration="cudagraph"))
     with pytest.raises(ConfigError, match=r"replay_device.*on the CPU"):
         ExperimentManager.setup(make_config(algo="sac", replay_device="accelerator"))

@@ -383,9 +383,9 @@ PICKLES: dict[str, tuple[str, bytes]] = {
     "keys of one hash": ("key", SAME_HASH),
     "string longer than the file": ("cut off", b"X\xff\xff\xff\xff"),
     "string not in UTF-8": ("UTF-8", b"X\1\0\0\0\xff"),
-    "noted out of order": ("noted", b"NN" + put(1)),
-    "noted too often": ("noted", b"N" + put(0) + put(1)),
-    "nothing noted": ("noted", put(0)),
+    "noted out of order": ("wrong index", b"NN" + put(1)),
+    "noted too often": ("wrong index", b"N" + put(0) + put(1)),
+    "nothing noted": ("wrong index", put(0)),
     "used before it is noted": ("twice", get(0)),
     "empty groups": ("values", b"]" + b"(e" * 50_001),
     "too many values": ("values", b"](" + b"N" * 50_001 + b"e"),
@@ -460,7 +460,7 @@ NAMED_DATA = DATA._replace(name="archive/data/x")
 NAMED_KEY = PICKLE._replace(content=PICKLE.content.replace(text("0"), text("x")))
 
 FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "empty": ("not a checkpoint", lambda: b""),
+    "empty": ("is empty", lambda: b""),
     "text": ("not a checkpoint", lambda: b"hello"),
     "text with brackets": ("not a checkpoint", lambda: b"(an aside)"),
     "image": ("not a checkpoint", lambda: b"\x89PNG\r\n\x1a\n" + bytes(100)),

@@ -79,7 +79,7 @@ def test_a_policy_file_without_training_state_cannot_be_resumed(
 def test_missing_paths_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
         evaluate_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         resume_training(tmp_path)
 
 

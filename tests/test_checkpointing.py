@@ -443,7 +443,7 @@ def holds_itself() -> dict[str, Any]:
 def test_an_altered_file_is_refused(tmp_path: Path, state: Any, digest: Any) -> None:
     path = tmp_path / "a.pt"
     write(path, state, digest)
-    with pytest.raises(CheckpointError, match=r"a\.pt (was altered|is damaged|holds code)"):
+    with pytest.raises(CheckpointError, match=r"a\.pt (was altered|is damaged|contains code)"):
         load_checkpoint(path)
 
 
@@ -471,7 +471,9 @@ def test_another_programs_file_is_refused(tmp_path: Path, content: Any) -> None:
 def test_any_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"is damaged|is not a checkpoint|holds code"):
+    with pytest.raises(
+        CheckpointError, match=r"is damaged|is empty|is not a checkpoint|contains code"
+    ):
         load_checkpoint(path)
 
 
@@ -497,7 +499,7 @@ def test_a_pickle_bomb_is_refused_and_nothing_is_executed(tmp_path: Path, how: s
         torch.save({"format": FORMAT, "state": bomb}, path, _use_new_zipfile_serialization=False)
     else:
         write(path, {"x": torch.zeros(2), "bomb": bomb}, digest="0" * 64)
-    with pytest.raises(CheckpointError, match=r"holds code.*not opened$") as caught:
+    with pytest.raises(CheckpointError, match=r"contains code.*not opened$") as caught:
         load_checkpoint(path)
     assert "weights_only" not in str(caught.value), "no advice on how to open it anyway"
     assert not marker.exists()
@@ -527,12 +529,12 @@ def test_a_missing_file_and_a_folder_are_no_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["torn", "altered"])
 def test_the_checkpoint_before_a_damaged_one_is_offered(tmp_path: Path, damage: str) -> None:
     now = time.time()
-    for age, name in enumerate(("new", "middle", "old")):
+    for age, name in enumerate(("step_30", "step_20", "step_9", "mine")):
         save_checkpoint(tmp_path / f"{name}.pt", {"x": torch.full((8,), 1.5)})
         os.utime(tmp_path / f"{name}.pt", (now - 60 * age, now - 60 * age))
-    link_checkpoint(tmp_path / "new.pt", tmp_path / "last.pt")
+    link_checkpoint(tmp_path / "step_30.pt", tmp_path / "last.pt")
     (tmp_path / "notes.txt").write_text("not a checkpoint")
-    path = tmp_path / "new.pt"
+    path = tmp_path / "step_30.pt"
     content = path.read_bytes()
     if damage == "torn":
         content = content[:-40]
@@ -541,16 +543,25 @@ def test_the_checkpoint_before_a_damaged_one_is_offered(tmp_path: Path, damage: 
     with path.open("r+b") as file:  # in place: the second name shares the damage
         file.write(content)
         file.truncate()
-    for name in ("new.pt", "last.pt"):
+    for name in ("step_30.pt", "last.pt"):
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(tmp_path / name)
-        assert str(caught.value).endswith(f"the one before it: {tmp_path / 'middle.pt'}")
+        assert str(caught.value).endswith(f"the one before it: {tmp_path / 'step_20.pt'}")
 
 
 def test_nothing_is_offered_where_there_is_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(b"torn")
+    (tmp_path / "last.pt").write_bytes(b"torn")
+    save_checkpoint(tmp_path / "mine.pt", {"x": 1})
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(tmp_path / "a.pt")
+        load_checkpoint(tmp_path / "last.pt")
+    assert "before it" not in str(caught.value)
+
+
+def test_nothing_is_offered_for_a_file_that_no_run_wrote(tmp_path: Path) -> None:
+    (tmp_path / "garbage.pt").write_bytes(b"torn")
+    save_checkpoint(tmp_path / "step_1.pt", {"x": 1})
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path / "garbage.pt")
     assert "before it" not in str(caught.value)
 
 
@@ -661,7 +672,12 @@ def test_a_checkpoint_is_found_by_its_path_or_its_run(tmp_path: Path) -> None:
     save_checkpoint(last, {"x": 1})
     for path in (last, last.parent, last.parent.parent):
         assert find_checkpoint(path) == last
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"contains no checkpoint.*one run folder: .*run$"):
+        find_checkpoint(tmp_path)
+    newer = tmp_path / "another" / "checkpoints" / "last.pt"
+    save_checkpoint(newer, {"x": 1})
+    os.utime(last, (time.time() - 60,) * 2)
+    with pytest.raises(CheckpointError, match=r"contains 2 run folders: .* newest is .*another$"):
         find_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint or run folder"):
         find_checkpoint(tmp_path / "absent")

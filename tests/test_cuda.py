@@ -46,7 +46,7 @@ def test_trains_resumes_and_loads_on_the_cpu(
     here, there = (load_policy(result.run_dir, device=d) for d in ("cpu", "cuda"))
     assert np.array_equal(here.act(obs), there.act(obs))
     if acceleration == "cudagraph":
-        with pytest.raises(ConfigError, match="choose another acceleration"):
+        with pytest.raises(ConfigError, match="set acceleration to eager or compile"):
             resume_training(result.run_dir, total_timesteps=1280, device="cpu")
     moved = resume_training(
         result.run_dir, total_timesteps=1280, device="cpu", acceleration="eager"

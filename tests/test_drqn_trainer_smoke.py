@@ -110,14 +110,14 @@ def test_an_approximate_resume_begins_new_episodes_in_the_replay(
     result = ExperimentManager.setup(make_config(algo="drqn", buffer_size=1000)).train()
     trainer: Any = ExperimentManager.resume(result.run_dir)
     newest = len(trainer.replay) // trainer.source.info.num_envs - 1
-    assert trainer.replay.episode_goes_on(newest).any()
+    assert trainer.replay.episode_continues(newest).any()
     trainer.close()
     # The environments show what they showed: nothing but this says that they are others.
     real = VectorAdapter.load_state_dict
     monkeypatch.setattr(VectorAdapter, "load_state_dict", lambda *args: (real(*args)[0], False))
     with pytest.warns(UserWarning, match="this resume is approximate"):
         trainer = ExperimentManager.resume(result.run_dir)
-    assert not trainer.replay.episode_goes_on(newest).any()
+    assert not trainer.replay.episode_continues(newest).any()
     trainer.close()
 
 

@@ -123,7 +123,7 @@ def test_saved_in_chunks_and_brought_back_it_goes_on_alike(padding: str) -> None
     target.load_ring_state(source.ring_state())
     for index in range(source.num_chunks):
         target.load_chunk(index, source.chunk_state(index))
-    target.go_on_from(games.stacks)
+    target.resume_at(games.stacks)
     check_all(target, lived, 2, 0.9)
     more = [games.step() for _ in range(40)]
     for replay in (source, target):
@@ -142,7 +142,7 @@ def test_going_on_from_elsewhere_splices_nothing() -> None:
     lived: list[Any] = []
     fill(replay, Games(2, 3), 9, lived)
     elsewhere = Games(2, 4, "whole")
-    replay.go_on_from(elsewhere.stacks)
+    replay.resume_at(elsewhere.stacks)
     fill(replay, elsewhere, 9, lived)
     check_all(replay, lived, 1, 0.9)
 

@@ -456,7 +456,7 @@ class Runs:
             rate = args.learning_rate * (1 - iteration / ITERATIONS)
             script.set_learning_rate(twins.optimizers, rate)
         losses = script.policy_phase(twins.agent, twins.optimizers, batch, args, twins.order)
-        expected = {f"losses/{SAME_METRICS[name]}": loss for name, loss in losses.items()}
+        expected = {f"losses/{name}": loss for name, loss in losses.items()}
         self.kept.append(batch)
         if len(self.kept) == args.policy_phases:
             losses = script.auxiliary_phase(

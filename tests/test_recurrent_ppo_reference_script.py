@@ -27,11 +27,7 @@ from test_reference_script import ALLOWED, imported_packages, linears
 SCRIPT = Path(__file__).parent.parent / "examples" / "recurrent_ppo_cartpole_reference.py"
 NUM_ENVS, NUM_STEPS, LENGTH, MINIBATCHES, EPOCHS, ITERATIONS = 4, 48, 12, 4, 3, 3
 SEQUENCES = NUM_ENVS * NUM_STEPS // LENGTH
-SAME_LOSSES = {
-    "policy_loss": "policy_loss",
-    "value_loss": "value_loss",
-    "entropy": "entropy_loss",
-}
+SAME_LOSSES = ("policy_loss", "value_loss", "entropy")
 
 
 @pytest.fixture(scope="module")
@@ -244,10 +240,9 @@ def test_script_and_package_take_the_same_steps(
         ppo.learn(buffer, progress)
         metrics = ppo.pop_metrics()
         clipped += metrics["losses/clip_fraction"]
-        for name, by_package in SAME_LOSSES.items():
+        for name in SAME_LOSSES:
             mean = float(torch.stack([loss[name] for loss in losses]).mean())
-            said = metrics[f"losses/{by_package}"]
-            assert said == pytest.approx(mean, abs=100 * tolerance), name
+            assert metrics[f"losses/{name}"] == pytest.approx(mean, abs=100 * tolerance), name
         compare_rollouts(buffer, batch, script, tolerance)
         assert buffer.next_state is not None
         close(buffer.next_state, state.flatten(1), tolerance, "the last state")

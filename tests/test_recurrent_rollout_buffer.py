@@ -157,7 +157,7 @@ def test_a_second_rollout_forgets_the_first() -> None:
 
 
 def test_impossible_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="sequences of 3 do not divide 8 steps"):
+    with pytest.raises(ValueError, match="'sequence_length' must divide num_steps; got 3 and 8"):
         RecurrentRolloutBuffer(8, 1, (1,), (), sequence_length=3)
     buffer = fill(4, np.zeros((8, 1), bool))
     with pytest.raises(ValueError, match="3 minibatches do not divide 2 sequences"):

@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_made_is_a_failure(
         raise OSError(number, os.strerror(number), str(self))
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    with pytest.raises(StorageError, match=f"cannot make the run folder.*{os.strerror(number)}"):
+    with pytest.raises(StorageError, match=f"cannot create the run folder.*{os.strerror(number)}"):
         ExperimentManager.setup(make_config())
 
 

@@ -277,7 +277,7 @@ def test_a_file_in_the_current_folder_takes_no_modules_place(
     words = [sys.executable, *safe, *start, "zoo", "list"]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "ppo_cartpole" in done.stdout
+    assert "ppo/cartpole" in done.stdout
     assert not (tmp_path / "imported").exists()
 
 

@@ -57,7 +57,7 @@ def test_wheel_trains_from_a_preset_elsewhere(tmp_path: Path) -> None:
     assert result["global_step"] == 512
     assert (elsewhere / "runs").is_dir()
     tool = [sys.executable, "-m", "rl_training.cli"]
-    assert "ppo_cartpole" in run([*tool, "zoo", "list", "classic"], elsewhere, PYTHONPATH=str(site))
+    assert "ppo/cartpole" in run([*tool, "zoo", "list", "classic"], elsewhere, PYTHONPATH=str(site))
     run([*tool, "report", "runs", "--output", "page"], elsewhere, PYTHONPATH=str(site))
     page = (elsewhere / "page" / "report.html").read_text()
     assert "prefers-color-scheme" in page or "color-scheme" in page, "its style came along"

@@ -1,8 +1,8 @@
-"""A strict reader of checkpoint files: it accepts what our writer writes, and nothing else.
+"""A strict reader of checkpoint files: it accepts only what this package writes.
 
 ``torch.save`` writes a zip file. Its first entry, ``data.pkl``, is a pickle of the structure; the
-bytes of each tensor are an entry of their own. ``stored_zip`` finds the entries, ``plain_pickle``
-interprets the structure; then the bytes are read right into the tensors' memory.
+bytes of each tensor are a separate entry. ``stored_zip`` finds the entries, ``plain_pickle``
+interprets the structure; then the bytes are read directly into the tensors' memory.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _RECORDS.add(".data/serialization_id")
 
 
 def read_archive(path: Path) -> Any:
-    """Return what was saved to ``path``, with tensors on the CPU.
+    """Return the value that was saved to ``path``, with tensors on the CPU.
 
     Raises:
-        ArchiveError: The file is damaged, hostile, or not written by our writer.
+        ArchiveError: The file is damaged, malicious, or was not written by this package.
         OSError: The file cannot be opened or read.
     """
     status = path.stat()
@@ -69,7 +69,9 @@ def read_archive(path: Path) -> Any:
 
 
 def _check_start(file: BufferedReader, size: int) -> None:
-    """Raise unless this is a zip file; bare pickles get a message of their own."""
+    """Raise ArchiveError unless this is a zip file, with a separate message for pickles."""
+    if not size:
+        raise ArchiveError("is empty (0 bytes)")
     head = file.read(4)
     if head == b"PK\x03\x04":
         return
@@ -78,15 +80,15 @@ def _check_start(file: BufferedReader, size: int) -> None:
     if head[:1] in (b"(", b"]", b"}", b")", b"c"):
         is_pickle = read_at(file, size - 1, 1) == b"."
     if is_pickle:
-        raise ArchiveError("holds code (it is a Python pickle), not opened", holds_code=True)
+        raise ArchiveError("contains code (a Python pickle) and was not opened", holds_code=True)
     raise ArchiveError("is not a checkpoint")
 
 
 def check_storable(value: Any) -> None:
-    """Check that ``read_archive`` accepts a file of ``value``; call it on exactly what is saved.
+    """Check that ``read_archive`` would accept a file of ``value``.
 
     Raises:
-        ValueError: The tree is too deep or too large, or holds what a checkpoint may not hold.
+        ValueError: The tree is too deep, too large, or contains unsupported values.
     """
     tally = _Tally()
     level = [value]  # all values at one depth
@@ -118,7 +120,7 @@ def check_storable(value: Any) -> None:
 
 
 class _Tally:
-    """What the values of a tree take in a file."""
+    """Sizes of the values of a tree in a file."""
 
     def __init__(self) -> None:
         self.nodes = 0

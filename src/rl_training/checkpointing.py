@@ -1,4 +1,4 @@
-"""Checkpoints that are safe to open: no pickle, one atomic file, its digest inside it."""
+"""Checkpoints: one file, written atomically, verified by a digest, and safe to open."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SUFFIX = ".pt"
 
 
 def to_storable(value: Any, where: str = "state") -> Any:
-    """Tensors and plain values only; arrays become tensors, anything else is refused by name."""
+    """Return ``value`` as tensors and plain values; raise CheckpointError for anything else."""
     if isinstance(value, Tensor):
         return _plain_tensor(value, where)
     if isinstance(value, np.ndarray):
         return _array_to_tensor(value, where)
     if isinstance(value, np.generic):
         value = value.item()
-    # Exactly these: a subclass (an enum, say) would be pickled by its class's name.
+    # Exactly these types: a subclass such as an enum would be pickled by its class name.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
@@ -42,8 +42,8 @@ def to_storable(value: Any, where: str = "state") -> Any:
     if isinstance(value, (list, tuple)):
         return [to_storable(item, f"{where}[{i}]") for i, item in enumerate(value)]
     raise CheckpointError(
-        f"{where} is a {type(value).__name__}, which a checkpoint does not hold"
-        " (tensors, arrays, numbers, strings, lists and dicts are held)"
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot contain"
+        " (only tensors, arrays, numbers, strings, lists and dicts)"
     )
 
 
@@ -52,7 +52,7 @@ def _plain_tensor(value: Tensor, where: str) -> Tensor:
         kind = "meta" if value.is_meta else value.layout
         raise CheckpointError(f"{where} is a {kind} tensor, which can't be saved")
     tensor = value.detach().cpu()
-    # A view would drag its whole storage into the file.
+    # torch.save would write the whole storage of a view.
     whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
     if whole and tensor.is_contiguous():
         return tensor
@@ -69,7 +69,7 @@ def _array_to_tensor(value: np.ndarray[Any, Any], where: str) -> Tensor:
 
 
 def state_digest(value: Any) -> str:
-    """SHA-256 over the structure, the values and the tensor bytes."""
+    """Return a SHA-256 over structure, values and tensor bytes."""
     sha = hashlib.sha256()
     _feed(sha, value)
     return sha.hexdigest()
@@ -80,7 +80,7 @@ def _feed(sha: Any, value: Any) -> None:
         graph = "grad" if value.requires_grad else ""
         sha.update(f"T{value.dtype}{tuple(value.shape)}{graph}".encode())
         if value.numel():
-            # A contiguous tensor of one element may still have any stride: reshape keeps it.
+            # A tensor of one element may have any stride, which reshape keeps.
             flat = value.detach().contiguous().as_strided((value.numel(),), (1,))
             sha.update(flat.view(torch.uint8).numpy())
     elif isinstance(value, dict):
@@ -98,7 +98,7 @@ def _feed(sha: Any, value: Any) -> None:
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``state`` to ``path``: complete and on disk, or not there at all."""
+    """Write ``state`` to ``path`` atomically and durably."""
     stored = to_storable(state)
     try:
         check_storable(stored)
@@ -112,7 +112,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def link_checkpoint(source: Path, path: Path) -> None:
-    """Give a written checkpoint a second name, atomically."""
+    """Create a second name for a checkpoint file, atomically."""
     temporary = path.parent / f".{path.stem}-link.tmp"
     temporary.unlink(missing_ok=True)
     try:
@@ -133,12 +133,12 @@ class Stored(NamedTuple):
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read and verify a checkpoint. Nothing in the file is executed, nothing it names imported."""
+    """Read and verify a checkpoint, without executing or importing anything from the file."""
     return read_checkpoint(path).state
 
 
 def read_checkpoint(path: Path) -> Stored:
-    """Read and verify a checkpoint and its digest."""
+    """Read and verify a checkpoint; return its state and digest."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}")
     try:
@@ -165,33 +165,43 @@ def read_checkpoint(path: Path) -> Stored:
 
 
 def checkpoint_step(path: Path) -> int:
-    """The step in a numbered checkpoint's name; -1 for other names."""
+    """Return the step in a numbered checkpoint's name; -1 for other names."""
     digits = path.stem.removeprefix("step_")
     return int(digits) if digits.isdecimal() else -1
 
 
 def _offer_older(path: Path) -> str:
+    """Return the end of a message: the checkpoint before ``path``, if a run wrote ``path``."""
+    if not _is_of_run(path):
+        return ""
     try:
         broken = path.stat()
         others = [
             p
             for p in path.parent.glob(f"*{SUFFIX}")
-            if p != path and not os.path.samestat(p.stat(), broken)
+            if p != path and _is_of_run(p) and not os.path.samestat(p.stat(), broken)
         ]
     except OSError:
         return ""
     if not others:
         return ""
-    return f"; the one before it: {max(others, key=checkpoint_step)}"
+    return f"; use the one before it: {max(others, key=checkpoint_step)}"
+
+
+def _is_of_run(path: Path) -> bool:
+    """Whether a file has a name that training gives to checkpoints."""
+    return path.stem in ("last", "best") or checkpoint_step(path) >= 0
 
 
 def find_checkpoint(path: Path) -> Path:
-    """A checkpoint file from its own path or from a run folder."""
+    """Return the checkpoint file of a path: the file itself, or the last one of a run folder."""
     if path.is_dir():
         for candidate in (path / "checkpoints" / "last.pt", path / "last.pt"):
             if candidate.is_file():
                 return candidate
-        raise CheckpointError(f"{path} holds no checkpoint (checkpoints/last.pt)")
+        raise CheckpointError(
+            f"{path} contains no checkpoint (checkpoints/last.pt){_runs_in(path)}"
+        )
     with_suffix = path.with_name(path.name + SUFFIX)
     if not path.exists() and with_suffix.is_file():
         return with_suffix
@@ -200,7 +210,21 @@ def find_checkpoint(path: Path) -> Path:
     return path
 
 
+def _runs_in(folder: Path) -> str:
+    """Return the end of a message: the run folders directly in ``folder``, if there are any."""
+    try:
+        found = [(path.stat().st_mtime, path) for path in folder.glob("*/checkpoints/last.pt")]
+    except OSError:
+        return ""
+    if not found:
+        return ""
+    newest = max(found)[1].parent.parent
+    if len(found) == 1:
+        return f"; it contains one run folder: {newest}"
+    return f"; it contains {len(found)} run folders: name one of them, the newest is {newest}"
+
+
 def prune(paths: Iterable[Path]) -> None:
-    """Delete checkpoints that are no longer kept."""
+    """Delete checkpoint files."""
     for path in paths:
         path.unlink(missing_ok=True)

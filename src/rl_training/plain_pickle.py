@@ -1,8 +1,8 @@
-"""The part of pickle that plain values and tensors need, as an interpreter that imports nothing.
+"""An interpreter for the part of pickle that plain values and tensors need; it imports nothing.
 
 Pickle is a small stack language that can import and call anything. Dicts, lists, numbers, strings
-and tensors need 30 of its instructions. Every other one is refused, names in a file are compared
-with a table, and sizes are checked before memory is taken for them.
+and tensors need 30 of its instructions. All others are refused, names in a file are compared with
+a table, and sizes are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_training.stored_zip import ArchiveError, Entry, damaged, quote
 
-MAX_DEPTH = 100  # containers in each other; the digest recurses, and Python allows 1,000 calls
+MAX_DEPTH = 100  # nested containers; the digest recurses, and Python allows 1,000 nested calls
 MAX_NODES = 2_000_000  # values on the stack: at about 100 bytes each, 200 MB of Python objects
 _MAX_NAME = 256  # bytes of a module's and a function's name
 MAX_DIMS = 64  # as many as torch's own operations allow
@@ -55,7 +55,7 @@ _GLOBALS = {*_STORAGES, *_UNTYPED_DTYPES, _UNTYPED, _REBUILD, _REBUILD_UNTYPED, 
 
 
 def is_key(key: Any) -> bool:
-    """Whether a dict may have this key. Longer integers could be chosen to have all one hash."""
+    """Return whether a dict may have this key; longer integers could all be given the same hash."""
     return type(key) is str or (type(key) is int and -(2**63) <= key < 2**63)
 
 
@@ -78,18 +78,18 @@ _INT4, _FLOAT8 = struct.Struct("<i"), struct.Struct(">d")
 class PlainUnpickler:
     """Runs the instructions of ``data.pkl`` on a stack of values.
 
-    Nothing but strings and names can be copied to a second place (``get``), so that the result is a
-    tree: no list or dict is in it twice, and none holds itself.
+    Only strings and names can be used twice (``get``), so that the result is a tree: no list or
+    dict appears twice or contains itself.
     """
 
     def __init__(self, code: bytes, entries: dict[str, Entry]) -> None:
-        self.storages: dict[str, Tensor] = {}  # memory by entry name, not filled yet
+        self.storages: dict[str, Tensor] = {}  # memory by entry name, filled later
         self._entries = entries
         self._code = code
         self._position = 0
         self._nodes = 0
         self._stack: list[Any] = []
-        self._marks: list[int] = []  # heights of the stack at which groups of values start
+        self._marks: list[int] = []  # stack positions at which groups of values start
         self._memo: list[Any] = []
 
     def run(self) -> Any:
@@ -129,7 +129,7 @@ class PlainUnpickler:
             raise damaged(f"it has more than {MAX_NODES:,} values")
 
     def pop(self, count: int) -> list[Any]:
-        """Remove the last values, none from before the last mark."""
+        """Remove and return the last values, all from after the last mark."""
         start = len(self._stack) - count
         if start < (self._marks[-1] if self._marks else 0):
             raise damaged("an instruction lacks its values")
@@ -138,29 +138,29 @@ class PlainUnpickler:
         return values
 
     def mark(self) -> None:
-        """Start a group. There is one for each open container, and two more inside a tensor."""
+        """Start a group: one for each open container, and two more inside a tensor."""
         if len(self._marks) >= MAX_DEPTH + 2:
             raise damaged(f"dicts and lists are nested more than {MAX_DEPTH} deep")
         self._marks.append(len(self._stack))
 
     def pop_group(self) -> list[Any]:
-        """Remove the last mark and the values after it."""
+        """Remove the last mark, and remove and return the values after it."""
         if not self._marks:
             raise damaged("an instruction lacks its values")
         values = self.pop(len(self._stack) - self._marks[-1])
         self._marks.pop()
-        if not values:  # ends a dict of a multiple of 1,000 items; counted, as all that takes time
+        if not values:  # ends a dict of a multiple of 1,000 items; counted, to limit them
             self._count()
         return values
 
     def put(self, index: int) -> None:
-        """Note the last value. Indices count up; there are not more of them than values."""
+        """Store the last value under ``index``. Indices must be consecutive."""
         if index != len(self._memo) or index >= self._nodes or not self._stack:
-            raise damaged("a value is noted in a wrong place")
+            raise damaged("a value is stored under a wrong index")
         self._memo.append(self._stack[-1])
 
     def get(self, index: int) -> None:
-        """Push a noted string or name again."""
+        """Push a stored string or name."""
         if index >= len(self._memo) or type(self._memo[index]) not in (str, _Global):
             raise damaged("a value appears twice")
         self.push(self._memo[index])
@@ -173,7 +173,7 @@ class PlainUnpickler:
             raise damaged("a string is not UTF-8") from None
 
     def extend(self, items: list[Any]) -> None:
-        """Append items to the list below them."""
+        """Append items to the list below them on the stack."""
         (target,) = self.pop(1)
         if type(target) is not list:
             raise damaged("a list is missing")
@@ -181,7 +181,7 @@ class PlainUnpickler:
         self._stack.append(target)
 
     def update(self, items: list[Any]) -> None:
-        """Add keys and values, in turn, to the dict below them."""
+        """Add alternating keys and values to the dict below them on the stack."""
         (target,) = self.pop(1)
         if type(target) is not dict or len(items) % 2:
             raise damaged("a dict is missing")
@@ -192,16 +192,16 @@ class PlainUnpickler:
         self._stack.append(target)
 
     def name(self) -> None:
-        """Push the name of a class or function, if the writer uses it."""
+        """Push the name of a class or function, if it is in the table."""
         lines = self._code[self._position : self._position + _MAX_NAME].split(b"\n")[:2]
         name = b".".join(lines).decode("utf-8", "replace")
         if name not in _GLOBALS:
-            raise ArchiveError(f"holds code ({quote(name)}), not opened", holds_code=True)
+            raise ArchiveError(f"contains code ({quote(name)}) and was not opened", holds_code=True)
         self.take(len(name) + 1)  # both lines
         self.push(_Global(name))
 
     def call(self) -> None:
-        """Make what the writer has a function called for: tensors and their hooks, always none."""
+        """Push the result of a call: a tensor, or an empty dict of hooks."""
         function, arguments = self.pop(2)
         if type(function) is not _Global or type(arguments) is not tuple:
             raise damaged("it calls what is not a function")
@@ -239,7 +239,7 @@ class PlainUnpickler:
 def _make_tensor(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, *names: Any
 ) -> Tensor:
-    """Return the tensor that fills a storage; an untyped one comes with a data type's name."""
+    """Return the tensor of a storage; for an untyped storage the arguments contain the dtype."""
     if type(storage) is not _Storage or any(type(name) is not _Global for name in names):
         raise damaged("a tensor is described wrongly")
     dtype = _UNTYPED_DTYPES.get(names[0].name) if names else storage.dtype
@@ -256,7 +256,7 @@ def _make_tensor(
 
 
 def _is_dense(shape: Any, strides: Any) -> bool:
-    """Whether elements lie side by side, each in a place of its own; dimensions in any order."""
+    """Return whether elements are contiguous without overlap, in any order of dimensions."""
     if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
         return False
     if len(shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in shape + strides):
@@ -273,19 +273,19 @@ _INSTRUCTIONS: dict[bytes, Callable[[PlainUnpickler], None]] = {
     b"N": lambda m: m.push(None),
     b"\x88": lambda m: m.push(True),
     b"\x89": lambda m: m.push(False),
-    # Integers of 1, 2 and 4 bytes, integers with their length first, floats.
+    # Integers of 1, 2 and 4 bytes, integers preceded by their length, floats.
     b"K": lambda m: m.push(m.number(_UINT1)),
     b"M": lambda m: m.push(m.number(_UINT2)),
     b"J": lambda m: m.push(m.number(_INT4)),
     b"\x8a": lambda m: m.push(int.from_bytes(m.take(m.number(_UINT1)), "little", signed=True)),
     b"G": lambda m: m.push(m.number(_FLOAT8)),
-    # Strings, with their length first.
+    # Strings, preceded by their length.
     b"X": PlainUnpickler.text,
     # New containers.
     b"}": lambda m: m.push({}),
     b"]": lambda m: m.push([]),
     b")": lambda m: m.push(()),
-    # Marks. Tuples of all values since a mark, or of the last 1, 2 or 3 (inside tensors alone).
+    # Marks. Tuples of all values since a mark, or of the last 1, 2 or 3 (only inside tensors).
     b"(": PlainUnpickler.mark,
     b"t": lambda m: m.push(tuple(m.pop_group())),
     b"\x85": lambda m: m.push(tuple(m.pop(1))),
@@ -296,7 +296,7 @@ _INSTRUCTIONS: dict[bytes, Callable[[PlainUnpickler], None]] = {
     b"e": lambda m: m.extend(m.pop_group()),
     b"s": lambda m: m.update(m.pop(2)),
     b"u": lambda m: m.update(m.pop_group()),
-    # Values noted under an index of 1 or 4 bytes, and used again.
+    # Values stored under an index of 1 or 4 bytes, and used again.
     b"q": lambda m: m.put(m.number(_UINT1)),
     b"r": lambda m: m.put(m.number(_UINT4)),
     b"h": lambda m: m.get(m.number(_UINT1)),

@@ -1,4 +1,4 @@
-"""Named random streams: keyed by what they are for, never by the order of their creation."""
+"""Named random streams: each is keyed by its name, not by the order of creation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def stream_seed(seed: int, name: str, *keys: int) -> int:
-    """A 63-bit seed for the stream ``name`` of run ``seed``, told apart further by ``keys``."""
+    """Return a 63-bit seed for the stream ``name`` of run ``seed``; ``keys`` select substreams."""
     sequence = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(name.encode()), *keys))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -20,7 +20,7 @@ def stream_seed(seed: int, name: str, *keys: int) -> int:
 def torch_stream(
     seed: int, name: str, *keys: int, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """A torch generator at the start of the stream ``name``."""
+    """Return a torch generator at the start of the stream ``name``."""
     import torch
 
     return torch.Generator(device=device).manual_seed(stream_seed(seed, name, *keys))

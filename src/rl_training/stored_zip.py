@@ -1,8 +1,8 @@
-"""Zip files as ``torch.save`` writes them: read strictly, so that nothing is hidden or overlaps.
+"""A strict reader of zip files as ``torch.save`` writes them: no gaps, no overlapping entries.
 
-For each entry there is a local header, the entry's bytes and (where there are any) a descriptor;
-then comes the directory with a record for each entry, then three end records. Nothing is compressed
-and nothing else may lie between, so all entries together are smaller than the file.
+For each entry there is a local header, the entry's bytes and a descriptor if there are any bytes;
+then the directory with a record for each entry, then three end records. Nothing is compressed and
+there is nothing in between, so all entries together are smaller than the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_ENTRIES = 100_016  # a storage for each tensor of the largest tree, and a fe
 _MAX_RECORD = 512  # bytes of a directory record: 46, and a name
 _MAX_DESCRIPTOR = 24  # signature, checksum, and two sizes of 4 or 8 bytes
 _CHUNK = 1 << 20  # bytes read at a time, so that the checksum finds them in the cache
-_SHORT = 0xFFFFFFFF  # in a 32-bit field: the value is too large and lies in the extra field
+_SHORT = 0xFFFFFFFF  # in a 32-bit field: the value is too large and is in the extra field
 _FLAGS = (0x800, 0x808)  # names in UTF-8, without and with a descriptor; others mean encryption
 
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -25,9 +25,9 @@ _ENDS = struct.Struct("<4sQ2H2I4Q 4sIQI 4s4H2IH")  # the 64-bit end record, its 
 
 
 class ArchiveError(Exception):
-    """A file that our writer did not write, or that was damaged since.
+    """A file that this package did not write, or that was damaged.
 
-    The message is one line that follows a file's name: "is damaged (...)".
+    The message is one line to print after the file's name: "is damaged (...)".
     """
 
     def __init__(self, message: str, *, holds_code: bool = False) -> None:
@@ -36,7 +36,7 @@ class ArchiveError(Exception):
 
 
 class Entry(NamedTuple):
-    """Where an entry's bytes are."""
+    """Position and size of an entry's bytes."""
 
     start: int
     size: int
@@ -53,18 +53,18 @@ class _Record(NamedTuple):
 
 
 def damaged(reason: str) -> ArchiveError:
-    """Return the error for a file that is neither sound nor of another kind."""
+    """Return the error for a damaged file."""
     return ArchiveError(f"is damaged ({reason})")
 
 
 def quote(name: str) -> str:
-    """Return a name from a file for a message: short, and without control characters."""
+    """Return a name from a file for a message, shortened and without control characters."""
     text = ascii(name)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def read_directory(file: BufferedReader, file_size: int) -> dict[str, Entry]:
-    """Return the entries by name, without the first part that all have ("archive/")."""
+    """Return the entries by name, without their common prefix ("archive/")."""
     start, directory, count = _read_ends(file, file_size)
     entries: dict[str, Entry] = {}
     position = end = 0
@@ -87,7 +87,7 @@ def read_directory(file: BufferedReader, file_size: int) -> dict[str, Entry]:
 
 
 def _read_ends(file: BufferedReader, file_size: int) -> tuple[int, bytes, int]:
-    """Return where the directory starts, its bytes, and how many entries it has."""
+    """Return the offset of the directory, its bytes, and its number of entries."""
     ends_at = max(0, file_size - _ENDS.size)
     found = _ENDS.unpack(read_at(file, ends_at, _ENDS.size))
     versions = found[2:4]
@@ -111,7 +111,7 @@ def _parse_record(directory: bytes, position: int) -> _Record:
     extra_at, end = name_at + lengths[0], name_at + sum(lengths)
     if magic != b"PK\x01\x02" or end > len(directory):
         raise damaged("its directory is cut off")
-    # The extra field holds in 64 bits what is too large for 32, and nothing else.
+    # The extra field may contain only 64-bit versions of values that do not fit in 32 bits.
     wide = (size, stored, offset).count(_SHORT)
     header = struct.pack("<2H", 1, 8 * wide) if wide else b""
     extra = directory[extra_at:end]
@@ -125,13 +125,13 @@ def _parse_record(directory: bytes, position: int) -> _Record:
 
 
 def _data_start(file: BufferedReader, record: _Record) -> int:
-    """Return where an entry's bytes start; its local header must agree with its record."""
+    """Return the offset of an entry's bytes; its local header must equal its record."""
     header = _LOCAL.unpack(read_at(file, record.offset, _LOCAL.size))
     magic, _, flags, method, _, _, crc, stored, size, name_length, extra_length = header
     name = read_at(file, record.offset + _LOCAL.size, name_length)
     short = min(record.size, _SHORT)
     agrees = (magic, flags, method, name) == (b"PK\x03\x04", record.flags, 0, record.name)
-    # Checksum and sizes are zero where they follow in the descriptor.
+    # Checksum and sizes are zero if they are in the descriptor.
     if not agrees or (crc, stored, size) not in ((0, 0, 0), (record.crc, short, short)):
         raise damaged("an entry's two headers differ")
     return int(record.offset + _LOCAL.size + name_length + extra_length)
@@ -147,7 +147,7 @@ def read_at(file: BufferedReader, offset: int, size: int) -> bytes:
 
 
 def read_small(file: BufferedReader, entries: dict[str, Entry], name: str, limit: int) -> bytes:
-    """Return the bytes of an entry that must be there and not be larger than ``limit``."""
+    """Return the bytes of an entry, which must exist and have at most ``limit`` bytes."""
     if name not in entries:
         raise ArchiveError(f"is not a checkpoint (it has no {name})")
     if entries[name].size > limit:

@@ -1,4 +1,4 @@
-"""The few values every layer shares. Needs NumPy alone, so environment workers stay light."""
+"""Types shared by all layers. They need only NumPy, so that environment workers load no torch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Array: TypeAlias = npt.NDArray[Any]
 Obs: TypeAlias = Array | dict[str, Array]
 
 ACTION_MASK = "action_mask"
-"""Key of a Dict observation that marks the legal actions; split off before the encoders."""
+"""Key of a Dict observation that marks the legal actions; encoders do not see it."""
 
 
-class Run(Protocol):
-    """What an algorithm's knobs are checked against."""
+class RunSettings(Protocol):
+    """Settings of a run that an algorithm's hyperparameters are checked against."""
 
     @property
     def num_envs(self) -> int:
-        """Environments stepped side by side."""
+        """Number of environments."""
         ...
 
     @property
@@ -35,11 +35,11 @@ class Run(Protocol):
 
 
 StopRequest: TypeAlias = Callable[[], bool]
-"""Asked between steps and between updates: True means to stop there."""
+"""Called between steps and between updates: True requests a stop."""
 
 
 def never() -> bool:
-    """Never request a stop."""
+    """Return False: never request a stop."""
     return False
 
 
@@ -47,7 +47,7 @@ Item = TypeVar("Item")
 
 
 def until(stop: StopRequest, items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items; raise `Paused` before the next one where a stop is requested."""
+    """Yield the items; raise `Paused` before the next one if a stop is requested."""
     for item in items:
         if stop():
             raise Paused
@@ -55,14 +55,14 @@ def until(stop: StopRequest, items: Iterable[Item]) -> Iterator[Item]:
 
 
 class Progress(NamedTuple):
-    """How far a run is; schedules are functions of it."""
+    """Progress of a run, on which schedules depend."""
 
     step: int
     total: int
 
     @property
     def fraction(self) -> float:
-        """Share of the run that is done, 0 to 1."""
+        """Completed fraction of the run, 0 to 1."""
         return min(1.0, self.step / self.total) if self.total > 0 else 1.0
 
 
@@ -75,50 +75,50 @@ class Episode(NamedTuple):
 
 
 class VectorStep(NamedTuple):
-    """What one step of all environments gave, whatever the autoreset mode underneath."""
+    """The result of one step of all environments, independent of the autoreset mode."""
 
     obs: Obs
-    """What the actor sees next, after a reset."""
+    """The next observations; after the end of an episode, those of the reset."""
     final_obs: Obs
-    """The true successor of each action; ``obs`` itself where no episode ended."""
+    """The true next observations; equal to ``obs`` where no episode ended."""
     reward: Array
     terminated: Array
     truncated: Array
     valid: Array
-    """False on a reset-only row, whose action was ignored: never learnt from, never counted."""
+    """False on a reset-only row: its action was ignored; it is not learnt from or counted."""
     episodes: tuple[Episode, ...]
 
     @property
     def cut(self) -> Array:
-        """Where what comes next has nothing to do with what was: an episode ended, or is reset."""
+        """Rows where recurrent state must be reset: the episode ended, or the row is reset-only."""
         cut: Array = self.terminated | self.truncated | ~self.valid
         return cut
 
 
 class EnvInfo(NamedTuple):
-    """What a learner may know of where experience comes from."""
+    """What a learner knows about the source of experience."""
 
     obs_spec: ObsSpec
     action_spec: ActionSpec
     num_envs: int
-    """Rows of every step."""
+    """Number of rows of every step."""
     frame_stack: int = 1
-    """Images that an observation stacks; each one repeats all but the oldest of the last."""
+    """Number of stacked images in an observation; 1: not stacked."""
     has_invalid_rows: bool = False
     """Whether rows may be reset-only (``valid`` False)."""
     device: str = "cpu"
-    """Where the experience is produced."""
+    """Device on which the experience is produced."""
 
 
 class Remembered(NamedTuple):
-    """Observations, and what a recurrent network remembered before it saw them."""
+    """Observations and the recurrent state before them."""
 
     obs: Any
     state: Any
 
 
 class OutsideSpaceError(ValueError):
-    """An observation contains a value that its space does not have."""
+    """An observation contains a value outside its space."""
 
     def __init__(self, message: str, row: int | None) -> None:
         super().__init__(message)
@@ -136,9 +136,9 @@ class ArraySpec:
     shape: tuple[int, ...]
     dtype: str
     given: tuple[int, ...] = ()
-    """Shape as the environment returns it, where that is another; see `arranged`."""
+    """Shape as the environment returns it, if it differs; see `arranged`."""
     nvec: tuple[int, ...] = ()
-    """Number of values of each component, where components are stored as one-hot vectors."""
+    """Number of values of each component, if components are stored as one-hot vectors."""
     start: tuple[int, ...] = ()
     """Smallest value of each of these components."""
     path: tuple[str | int, ...] = ()
@@ -146,7 +146,7 @@ class ArraySpec:
 
     @property
     def is_image(self) -> bool:
-        """Whether this is pixels."""
+        """Whether this is an image."""
         return len(self.shape) == 3 and self.dtype == "uint8"
 
     @property
@@ -156,16 +156,16 @@ class ArraySpec:
 
     @property
     def given_shape(self) -> tuple[int, ...]:
-        """Shape of one array as it comes from the environment."""
+        """Shape of one array as the environment returns it."""
         return self.given if self.nvec else self.given or self.shape
 
     def arranged(self, given: Any) -> Array:
-        """Return what the environment returned, batched or not, in the shape of storage.
+        """Return the environment's array, batched or not, in the shape of storage.
 
-        (height, width) gets a channel; channels that come last go first; a stack of images,
-        (images, height, width, channels), becomes one image of all their channels; values of
-        Discrete and MultiDiscrete spaces become one-hot vectors, side by side. Raises
-        `OutsideSpaceError` for a value that such a space does not have.
+        (height, width) gets a channel axis; a last channel axis becomes the first; a stack of
+        images, (images, height, width, channels), becomes one image of all their channels; values
+        of Discrete and MultiDiscrete spaces become concatenated one-hot vectors. Raises
+        `OutsideSpaceError` for a value outside such a space.
         """
         array: Array = np.asarray(given)
         if self.nvec:
@@ -179,13 +179,13 @@ class ArraySpec:
 
     @functools.cached_property
     def _components(self) -> tuple[Array, Array, Array]:
-        """Smallest and largest value of each component, and what turns a value into a position."""
+        """Smallest and largest value of each component, and the offset of its one-hot index."""
         counts, lowest = np.asarray(self.nvec, np.int64), np.asarray(self.start, np.int64)
         return lowest, lowest + counts - 1, np.cumsum(counts) - counts - lowest
 
     def _one_hot(self, array: Array) -> Array:
         if array.dtype.kind not in "biuf":
-            raise OutsideSpaceError(f"is not numbers but of dtype {array.dtype}", None)
+            raise OutsideSpaceError(f"has dtype {array.dtype}, which is not numeric", None)
         batch = array.shape[: array.ndim - len(self.given)]
         given = array.reshape(*batch, len(self.nvec))
         lowest, highest, offset = self._components
@@ -195,7 +195,7 @@ class ArraySpec:
         if outside.any():
             *row, component = (int(i) for i in np.argwhere(outside)[0])
             raise OutsideSpaceError(
-                f"contains {given[*row, component]}, and its space has the values"
+                f"contains {given[*row, component]}, but its space has the values"
                 f" {lowest[component]} to {highest[component]}",
                 row[0] if row else None,
             )
@@ -204,7 +204,7 @@ class ArraySpec:
         return hot
 
     def to_plain(self) -> list[Any]:
-        """Plain values, for a checkpoint."""
+        """Return plain values, for a checkpoint."""
         plain: list[Any] = [list(self.shape), self.dtype]
         if self.nvec or self.path:
             return [*plain, *map(list, (self.given, self.nvec, self.start, self.path))]
@@ -212,10 +212,10 @@ class ArraySpec:
 
     @staticmethod
     def from_plain(plain: Any) -> ArraySpec:
-        """The inverse of :meth:`to_plain`; raises ValueError for anything else."""
+        """Return the spec of :meth:`to_plain` values; raise ValueError for other values."""
         if not isinstance(plain, (list, tuple)) or len(plain) not in (2, 3, 6):
             raise ValueError(f"{plain!r} does not describe an array of an observation")
-        fields: list[Any] = [*plain, (), (), (), ()]  # short forms leave the last ones out
+        fields: list[Any] = [*plain, (), (), (), ()]  # older forms lack the last ones
         shape, dtype, given, nvec, start, path = fields[:6]
         if not isinstance(dtype, str) or dtype not in ("float32", "uint8", "bool"):
             raise ValueError(f"observations are not stored as {dtype!r}")
@@ -226,7 +226,7 @@ class ArraySpec:
         return spec
 
     def _check_sizes(self) -> None:
-        """Raise ValueError where the fields contradict each other."""
+        """Raise ValueError if the fields contradict each other."""
         if self.nvec:
             components = math.prod(self.given)
             fits = self.shape == (sum(self.nvec),) and self.dtype == "float32"
@@ -234,7 +234,7 @@ class ArraySpec:
         else:
             fits = not self.start and (not self.given or math.prod(self.given) == self.size)
         if not fits:
-            raise ValueError(f"the sizes of {self} do not fit each other")
+            raise ValueError(f"the sizes of {self} do not match")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,21 +254,21 @@ class ObsSpec:
 
     @property
     def encoded(self) -> dict[str, ArraySpec]:
-        """The leaves an encoder sees: all but the action mask."""
+        """The arrays that an encoder receives: all but the action mask."""
         return {key: leaf for key, leaf in self.leaves.items() if key != ACTION_MASK}
 
     @property
     def has_mask(self) -> bool:
-        """Whether an observation holds an action mask."""
+        """Whether an observation contains an action mask."""
         return ACTION_MASK in self.leaves
 
     @property
     def has_images(self) -> bool:
-        """Whether an observation holds pixels."""
+        """Whether an observation contains an image."""
         return any(leaf.is_image for leaf in self.encoded.values())
 
     def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
-        """Shapes, as a buffer wants them."""
+        """Return the shapes of the arrays, as buffers take them."""
         if self.is_dict:
             return {key: leaf.shape for key, leaf in self.leaves.items()}
         return self.leaves[""].shape
@@ -282,9 +282,9 @@ class ObsSpec:
         return {name: functools.reduce(_entry, self.path(name), obs) for name in self.leaves}
 
     def cast(self, obs: Any) -> Obs:
-        """A fresh copy of ``obs``, batched or not, in the dtypes and shapes of storage.
+        """Return a copy of ``obs``, batched or not, in the dtypes and shapes of storage.
 
-        Raises `OutsideSpaceError` where a Discrete or MultiDiscrete value is outside its space.
+        Raises `OutsideSpaceError` if a Discrete or MultiDiscrete value is outside its space.
         """
         return self.stored(self.parts(obs)) if self.is_dict else _cast(obs, self.leaves[""], "")
 
@@ -295,12 +295,12 @@ class ObsSpec:
         return {name: _cast(parts[name], leaf, name) for name, leaf in self.leaves.items()}
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
+        """Return plain values, for a checkpoint."""
         return {k: leaf.to_plain() for k, leaf in self.leaves.items()}
 
     @staticmethod
     def from_plain(plain: Any) -> ObsSpec:
-        """The inverse of :meth:`to_plain`; raises ValueError for anything else."""
+        """Return the spec of :meth:`to_plain` values; raise ValueError for other values."""
         if not isinstance(plain, Mapping) or not all(isinstance(name, str) for name in plain):
             raise ValueError("an observation is described by the names of its arrays")
         spec = ObsSpec({name: ArraySpec.from_plain(leaf) for name, leaf in plain.items()})
@@ -332,10 +332,10 @@ def _cast(array: Any, leaf: ArraySpec, name: str) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class ActionSpec:
-    """One environment's action, and how the policy's own numbers become it.
+    """One environment's action, and the mapping from the policy's action to it.
 
-    The policy counts discrete choices from zero; for a Box with finite bounds it works in
-    [-1, 1] and the affine map to the bounds is applied here, after clipping.
+    The policy counts discrete choices from zero. For a Box with finite bounds it works in [-1, 1];
+    its actions are clipped and mapped linearly to the bounds.
     """
 
     kind: Literal["discrete", "box", "multi_discrete", "multi_binary"]
@@ -353,7 +353,7 @@ class ActionSpec:
 
     @property
     def described(self) -> str:
-        """What a user calls this kind of space; a Box that is open anywhere is unbounded."""
+        """The kind of space as text; a Box with any infinite bound is unbounded."""
         if self.kind == "box":
             bounded = np.isfinite(self.low).all() and np.isfinite(self.high).all()
             return "bounded Box" if bounded else "unbounded Box"
@@ -362,7 +362,7 @@ class ActionSpec:
 
     @property
     def policy_dtype(self) -> str:
-        """Dtype of an action as the policy and the buffers hold it."""
+        """Dtype of an action in the policy and the buffers."""
         return "float32" if self.kind == "box" else "int64"
 
     @functools.cached_property
@@ -380,13 +380,13 @@ class ActionSpec:
         return np.asarray(self.start).reshape(self.shape) if any(self.start) else None
 
     def without_choice(self, mask: Array) -> Array:
-        """Rows of an action mask that leave a component nothing to choose from."""
+        """Return the rows of an action mask in which a component has no legal action."""
         parts = np.split(np.asarray(mask, bool), np.cumsum(self.nvec)[:-1], axis=-1)
         stuck: Array = ~np.logical_and.reduce([part.any(-1) for part in parts])
         return stuck
 
     def to_env(self, action: Array) -> Array:
-        """Turn a batch of policy actions into what the environment takes."""
+        """Return a batch of policy actions in the environment's format."""
         if self.kind == "box":
             low, high, center, half = self._affine
             bounded: Array = np.clip(center + half * action, low, high).astype(self.dtype)
@@ -396,7 +396,7 @@ class ActionSpec:
         return action.astype(self.dtype, copy=False)
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
+        """Return plain values, for a checkpoint."""
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in dataclasses.asdict(self).items()
@@ -404,10 +404,10 @@ class ActionSpec:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> ActionSpec:
-        """The inverse of :meth:`to_plain`; raises ValueError for anything else."""
+        """Return the spec of :meth:`to_plain` values; raise ValueError for other values."""
         kind, dtype, shape = plain["kind"], plain["dtype"], _counts(plain["shape"])
         if kind not in ("discrete", "box", "multi_discrete", "multi_binary"):
-            raise ValueError(f"there are no {kind!r} actions")
+            raise ValueError(f"unknown kind of actions {kind!r}")
         if not isinstance(dtype, str) or np.dtype(dtype).kind not in "iufb":
             raise ValueError(f"actions are not of {dtype!r}")
         nvec = _counts(plain["nvec"])
@@ -418,7 +418,7 @@ class ActionSpec:
         bounds = size if kind == "box" else 0
         sizes = (choices, choices, bounds, bounds)
         if tuple(map(len, (nvec, start, low, high))) != sizes or 0 in nvec:
-            raise ValueError(f"the choices or bounds of {kind} actions do not fit {shape}")
+            raise ValueError(f"the choices or bounds of {kind} actions do not match {shape}")
         return ActionSpec(kind, shape, dtype, nvec, start, low, high)
 
 

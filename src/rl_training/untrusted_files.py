@@ -1,4 +1,4 @@
-"""Files that somebody else may have made: only regular ones are read, and only up to a size."""
+"""Reading files from other people: only regular files, and only up to a size limit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def open_regular(path: Path, max_bytes: int) -> BinaryIO:
     """Open a regular file of at most ``max_bytes`` for reading.
 
     Raises:
-        OSError: It is missing, larger, or a pipe, device or folder (these are never opened:
-            opening a pipe waits for its other end).
+        OSError: It is missing, too large, or a pipe, device or folder. These are not opened,
+            because opening a pipe waits for its other end.
     """
     _require_regular(path, path.stat())
-    # Without O_NONBLOCK a pipe put there in the meantime would block.
+    # O_NONBLOCK, in case the file was replaced by a pipe since the check.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, flags), "rb")
     try:
@@ -39,15 +39,15 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most ``max_bytes``; raise OSError otherwise."""
     with open_regular(path, max_bytes) as file:
         content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:  # it grew, or its size is not known in advance
+    if len(content) > max_bytes:  # it grew, or its size was not known in advance
         raise _too_large(path, max_bytes)
     return content
 
 
 def require_no_links(path: Path, below: Path) -> None:
-    """Raise UserError if a symbolic link is among the parts of ``path`` that are below ``below``.
+    """Raise UserError if a part of ``path`` inside the folder ``below`` is a symbolic link.
 
-    ``below`` itself may be a link, and so may the folders it is in.
+    ``below`` itself and its parent folders may be links.
     """
     target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow the links
     for root in {Path(os.path.abspath(below)), below.resolve()}:  # noqa: PTH100
@@ -56,8 +56,8 @@ def require_no_links(path: Path, below: Path) -> None:
         for part in reversed([target, *target.parents]):
             if part != root and part.is_relative_to(root) and part.is_symlink():
                 raise UserError(
-                    f"{part} is a symbolic link, and nothing is written through links inside"
-                    f" {below}: remove the link, or choose another place to write to"
+                    f"{part} is a symbolic link, and files are not written through links inside"
+                    f" {below}: remove the link, or choose another output folder"
                 )
 
 

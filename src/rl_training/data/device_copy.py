@@ -15,12 +15,12 @@ from rl_training.types import Array
 
 
 class DeviceCopy:
-    """Copies the `ObsStore`s of a ring, and its actions: (rows, environments, ...).
+    """Device copies of a ring's `ObsStore`s and actions: (rows, environments, ...).
 
-    What is drawn, and every scalar, is computed on the host: batches are the same wherever they
-    are gathered. Rows are uploaded when a batch is drawn, all that were added since in one go.
-    Nothing here is pinned: a copy that does not block has read the host's memory when it returns,
-    so that it may be written again at once.
+    Indices and scalars are computed on the host, so a batch is the same wherever it is gathered.
+    When a batch is sampled, all rows added since the last one are uploaded together. Memory is not
+    pinned: a non-blocking copy from pageable memory has read it when the call returns, so the host
+    may overwrite it immediately.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,22 +32,22 @@ class DeviceCopy:
         self._stale_finals: list[int] = []
 
     def note_row(self) -> None:
-        """Note that a row was added to the ring."""
+        """Record that a row was added to the ring."""
         if self._stale_rows is not None:
             self._stale_rows += 1
 
     def note_final(self, row: int) -> None:
-        """Note that a row of the pool was written."""
+        """Record that a row of the pool was written."""
         if self._stale_rows is not None:
             self._stale_finals.append(row)
 
     def forget(self) -> None:
-        """Note that everything changed."""
+        """Mark everything as changed: the next `sync` uploads all rows."""
         self._stale_rows = None
         self._stale_finals.clear()
 
     def sync(self, stores: Any, actions: Array, head: int) -> None:
-        """Upload what changed; ``head`` is the row that holds the newest observation alone."""
+        """Upload the changed rows; row ``head`` holds the current observations and no action."""
         ring, width = actions.shape[:2]
         pools = tree_map(lambda store: store.pool, stores)
         if self._stale_rows is None or self._stale_rows >= ring:
@@ -74,7 +74,7 @@ class DeviceCopy:
     def take(
         self, stores: Any, cells: Array, following: Array, last: Array, finals: Array
     ) -> dict[str, Any]:
-        """Gather transitions; the successor is a final one where ``finals`` has its row."""
+        """Return a batch; ``next_obs`` is row ``finals[i]`` of the pool where that is not -1."""
         plans: Any = tree_map(lambda store: store.plan(cells, following, last, finals), stores)
         obs: Any = tree_map(self._gathered, stores, plans, self._images)
         next_obs: Any = tree_map(self._successors, stores, plans, self._images, self._pools)
@@ -113,7 +113,7 @@ class DeviceCopy:
 
 
 def _slices(start: int, count: int, ring: int) -> Iterator[slice]:
-    """``count`` rows from ``start`` on, round the end of the ring."""
+    """Yield slices of ``count`` rows from ``start`` on, wrapping round the end of the ring."""
     start %= ring
     yield slice(start, min(start + count, ring))
     if start + count > ring:

@@ -1,4 +1,4 @@
-"""NaNs and infinities, named by what they are and by the environment and step they came from."""
+"""Error messages for NaNs and infinities: which value, from which environment and step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl_training.errors import NonFiniteError
 from rl_training.types import Array
 
 OBSERVATION, ACTION, REWARD, FINAL = range(4)
-"""Parts of one step, in the order in which each can cause the next."""
+"""Parts of one step, in causal order: each can make the later ones non-finite."""
 
 
 class Field(NamedTuple):
@@ -20,10 +20,10 @@ class Field(NamedTuple):
     part: int
     name: str
     values: Array
-    """(rows, environments, ...); observations have one row more, those after the last step."""
+    """(rows, environments, ...); observations have one more row, from after the last step."""
 
     def is_finite(self) -> bool:
-        """Whether it holds neither a NaN nor an infinity."""
+        """Return whether it contains neither a NaN nor an infinity."""
         return self.values.dtype.kind != "f" or bool(np.isfinite(self.values).all())
 
 
@@ -39,16 +39,16 @@ class Episodes(NamedTuple):
     lengths_after: Array | None
     """Steps of each environment's episode after the last row; None if unknown."""
     has_reset_rows: bool = False
-    """Whether a reset-only row follows each end."""
+    """Whether a reset-only row follows the end of each episode."""
 
     def is_final(self, row: int, env: int) -> bool:
-        """Whether what is observed at ``row`` is the last observation of an episode."""
+        """Return whether the observation at ``row`` is the last one of an episode."""
         if row < len(self.valid):
             return not self.valid[row, env]
         return self.has_reset_rows and bool(self.ended[-1, env])
 
     def steps_before(self, row: int, env: int) -> tuple[int, bool]:
-        """Steps of the episode at ``row`` that came before it; False if it may be more."""
+        """Return the steps of the episode before ``row``, and False if there may be more."""
         ended, valid = self.ended[:, env], self.valid[:, env]
         next_valid = np.append(valid[1:], not self.has_reset_rows)
         begins = ~valid | (ended & next_valid)  # a new episode begins in the next row
@@ -72,10 +72,10 @@ class _Found(NamedTuple):
 
 
 def _first(fields: Sequence[Field], *, rows_are_missing: bool) -> _Found:
-    """The value that is not finite and that nothing before it can have caused.
+    """Return the earliest non-finite value: the cause of the others.
 
-    If rows are missing before the fields, an action may be the consequence of one of them: it is
-    named only if nothing else is found.
+    If earlier rows are missing, a non-finite action may have been caused by one of them, so it is
+    returned only if nothing else is found.
     """
     found = []
     for field in fields:
@@ -90,10 +90,10 @@ def _first(fields: Sequence[Field], *, rows_are_missing: bool) -> _Found:
 def non_finite_error(
     fields: Sequence[Field], episodes: Episodes, *, first_row: int, first_step: int
 ) -> NonFiniteError:
-    """The error for fields of which at least one is not finite.
+    """Return the error for fields of which at least one is not finite.
 
-    They are of the last rows of ``episodes``; row 0 of them is ``first_row`` vector steps after
-    global step ``first_step``.
+    The fields cover the last rows of ``episodes``; their first row is ``first_row`` vector steps
+    after global step ``first_step``.
     """
     row, part, env, field = _first(fields, rows_are_missing=first_row > 0)
     at = row + len(episodes.valid) - _num_rows(fields)
@@ -109,20 +109,18 @@ def non_finite_error(
         when = f"{when} or later"
     values = field.values[row, env].reshape(-1)
     value = float(values[~np.isfinite(values)][0])
-    text = (
-        f"{name} is not finite in environment {env}, {when} of its episode,"
-        f" {first_row + row} vector steps after global step {first_step}: {value}"
+    shown = f"{value} (infinite, or too large for float32)" if np.isinf(value) else f"{value}"
+    place = f"{when} of its episode: {shown}, at global step {first_step}"
+    if first_row + row:
+        place += f" plus {first_row + row} steps of every environment"
+    if part != ACTION:
+        return NonFiniteError(f"environment {env} returned a non-finite {name} {place}")
+    missing = ", or an earlier value that is no longer stored was not finite" if first_row else ""
+    return NonFiniteError(
+        f"the policy chose a non-finite action for environment {env} {place}. Its observation is"
+        f" finite, so the weights contain NaN or infinity: training diverged{missing}. Try a lower"
+        " learning rate, or normalised observations and rewards. Checkpoints are from before it"
     )
-    if np.isinf(value):
-        text += " (infinite, or too large for float32)"
-    if part == ACTION:
-        missing = ", or a value that is stored no longer was not finite" if first_row else ""
-        text += (
-            f". Its observation is finite, so the policy is not: training diverged{missing}. A"
-            " lower learning rate or normalised observations and rewards may help; the last"
-            " checkpoint is intact"
-        )
-    return NonFiniteError(text)
 
 
 def _num_rows(fields: Sequence[Field]) -> int:
@@ -130,5 +128,5 @@ def _num_rows(fields: Sequence[Field]) -> int:
 
 
 def named_leaves(keys: Sequence[str]) -> list[str]:
-    """What the leaves of an observation are called; a single one has the key ``""``."""
+    """Return names for the arrays of an observation; a single array has the key ``""``."""
     return [f"observation[{key!r}]" if key else "observation" for key in keys]

@@ -1,4 +1,4 @@
-"""One leaf of the observations in a replay's ring; of a stack of images each is stored once."""
+"""Storage of one observation array in a replay ring; stacked images are stored once each."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from rl_training.types import Array, ArraySpec
 
 _FIRST_FINALS = 64
 _CONTINUES, _BLACK, _REPEATED, _WHOLE = range(4)
-"""The older images of a stack: those of the row before; black; like the newest; kept whole."""
+"""Where a stack's older images are: in the row before, all black, copies of the newest image, or
+stored as a whole stack."""
 
 
 class Gather(NamedTuple):
-    """Where a batch lies: (batch, stack) indices of images, oldest first."""
+    """Indices of the images of a batch, (batch, stack), oldest image first."""
 
     here: Array
     following: Array
     finals: Array
-    """Row of the pool that replaces the newest image of ``following``; -1: none does."""
+    """Row of the pool that replaces the newest image of ``following``; -1: not replaced."""
     patches: list[tuple[bool, int, Array]]
-    """Rows to replace: whether of the successors, which row, and the whole observation."""
+    """Observations to replace: (whether among the successors, row of the batch, observation)."""
 
 
 class ObsStore:
-    """Observations (rows, environments, ...), and a pool of final ones beside them.
+    """Observations (rows, environments, ...), and a pool of final observations.
 
-    With ``stack`` an observation is that many images along the first axis, of which only the
-    newest is stored: the others are those of the rows before. Where they are not (an episode
-    begins), a mark encodes what they are, so that what is read equals what was written, always.
+    With ``stack`` an observation is that many images along the first axis. Only the newest image is
+    stored; the older ones are read from the rows before. Where they are not there (an episode
+    begins), a mark encodes what they are, so that reading always returns what was written.
     """
 
     def __init__(self, leaf: ArraySpec, ring: int, num_envs: int, stack: int = 1) -> None:
@@ -40,7 +41,7 @@ class ObsStore:
         self.shape = leaf.shape
         self._channels = leaf.shape[0] // stack if stack > 1 else 0
         image = (self._channels, *leaf.shape[1:]) if stack > 1 else leaf.shape
-        extra = 1 if stack > 1 else 0  # a black image, behind all cells
+        extra = 1 if stack > 1 else 0  # a black image, after all cells
         self.flat = np.zeros((self._cells + extra, *image), leaf.dtype)
         self.rows = self.flat[: self._cells].reshape(ring, num_envs, *image)
         self.pool = np.zeros((_FIRST_FINALS, *image), leaf.dtype)
@@ -52,7 +53,7 @@ class ObsStore:
 
     @staticmethod
     def bytes_per_cell(leaf: ArraySpec, stack: int = 1) -> int:
-        """Return the bytes that one observation takes."""
+        """Return the size of one observation in bytes."""
         size = leaf.size * np.dtype(leaf.dtype).itemsize
         return size if stack == 1 else size // stack + 1
 
@@ -110,8 +111,8 @@ class ObsStore:
         """Double the number of final observations that can be stored."""
         self.pool = np.concatenate((self.pool, np.zeros_like(self.pool)))
 
-    def settle(self, t: int) -> None:
-        """Make row ``t`` the newest one, after chunks were restored."""
+    def set_newest_row(self, t: int) -> None:
+        """Make row ``t`` the newest one, after chunks were loaded."""
         if self.stack > 1:
             cells = t * self._num_envs + np.arange(self._num_envs)
             self._newest, self._newest_row = self.take(cells), t
@@ -119,7 +120,7 @@ class ObsStore:
     # -- reading -------------------------------------------------------------------------------
 
     def take(self, cells: Array) -> Array:
-        """Return observations as they were written."""
+        """Return the observations of ``cells``, equal to what was written."""
         if self.stack == 1:
             taken: Array = self.flat.take(cells, axis=0)
             return taken
@@ -130,7 +131,7 @@ class ObsStore:
         return stacked
 
     def take_next(self, following: Array, last: Array, finals: Array) -> Array:
-        """Return successors: those at ``following``, or final ones where ``finals`` has a row."""
+        """Return successors: those at ``following``, or final ones where ``finals`` is not -1."""
         ended = finals >= 0
         if not ended.any():
             return self.take(following)
@@ -147,7 +148,7 @@ class ObsStore:
         return stacked
 
     def plan(self, cells: Array, following: Array, last: Array, finals: Array) -> Gather:
-        """Return where transitions are, to gather them from copies of ``flat`` and ``pool``."""
+        """Return the indices that gather transitions from copies of ``flat`` and ``pool``."""
         if self.stack == 1:
             return Gather(cells[:, None], following[:, None], finals, [])
         here, patches = self._trace(cells)
@@ -169,7 +170,7 @@ class ObsStore:
         return Gather(here, after, finals, fixes)
 
     def _trace(self, cells: Array) -> tuple[Array, list[tuple[int, Array]]]:
-        """Return indices of the images of stacks, and the stacks with images kept elsewhere."""
+        """Return image indices of stacks, and those stacks that reach a start stored as a whole."""
         index = np.empty((len(cells), self.stack), np.int64)
         index[:, -1] = at = np.asarray(cells)
         for age in range(self.stack - 2, -1, -1):
@@ -183,10 +184,10 @@ class ObsStore:
         return index, [(int(row), self._with_kept(index[row])) for row in np.flatnonzero(kept)]
 
     def _with_kept(self, index: Array) -> Array:
-        """Return a stack that reaches back to a start whose older images were kept."""
+        """Return a stack that reaches back to a start that was stored as a whole."""
         images = self.flat.take(index, axis=0)
         ages = [i for i, cell in enumerate(index.tolist()) if cell in self._whole_starts]
-        first = max(ages)  # the start itself; what is older repeats its index
+        first = max(ages)  # the start itself; older images repeat its index
         older = self._whole_starts[int(index[first])]
         images[:first] = older[len(older) - first :]
         return images.reshape(self.shape)
@@ -210,7 +211,7 @@ class ObsStore:
         return state
 
     def load_chunk(self, rows: slice, pool_rows: list[int], state: Mapping[str, Any]) -> None:
-        """Restore them; those of the pool are written to ``pool_rows``."""
+        """Restore rows of the ring, and final observations into ``pool_rows`` of the pool."""
         self.rows[rows] = own_array(state["obs"])
         self.pool[pool_rows] = own_array(state["final_obs"])
         if self.stack > 1:
@@ -222,7 +223,7 @@ class ObsStore:
                 self._whole_finals[pool_rows[int(i)]] = own_array(whole)
 
     def forget(self) -> None:
-        """Forget all that is stored beside the arrays."""
+        """Clear everything that is not in the arrays: whole stacks and the newest row."""
         self._whole_starts.clear()
         self._whole_finals.clear()
         self._newest, self._newest_row = None, -1

@@ -18,13 +18,13 @@ class Prioritization:
     """How TD errors become priorities: (abs(error) + epsilon)^alpha."""
 
     alpha: float = 0.6
-    """How much priorities matter: 0 is uniform, 1 in proportion."""
+    """Exponent of priorities: 0 samples uniformly, 1 in proportion to them."""
     epsilon: float = 1e-6
     """Added to every error, so that every transition can be sampled again."""
 
 
 class Priorities(SumTree):
-    """The priorities of a ring's transitions; zero where there is nothing to sample."""
+    """The priorities of a ring's transitions; zero where no transition may be sampled."""
 
     def __init__(self, size: int, rule: Prioritization) -> None:
         super().__init__(size)
@@ -39,11 +39,10 @@ class Priorities(SumTree):
     def draw(self, count: int, generator: torch.Generator, beta: float) -> tuple[Array, Array]:
         """Sample indices in proportion to their priorities, with replacement.
 
-        Also return weights that correct for it: w = (N P)^-beta, divided by the largest. N cancels
-        out of that quotient.
+        Also return importance weights: w = (N P)^-beta, divided by the largest. N cancels out.
         """
         if self.total <= 0:
-            raise ValueError("the replay buffer holds nothing to sample")
+            raise ValueError("the replay buffer contains no transition to sample")
         uniform = torch.rand(count, generator=generator, dtype=torch.float64).numpy()
         index = self.find(uniform * self.total)
         priorities = self.get(index)

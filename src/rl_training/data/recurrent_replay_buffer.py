@@ -1,4 +1,4 @@
-"""Replay for recurrent networks: the ring of transitions, drawn from in sequences."""
+"""Replay for recurrent networks: a ring of transitions, sampled as sequences."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from rl_training.errors import ConfigError
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
 _PER_STATE = 208
-"""Bytes that Python takes for a stored state besides its numbers."""
+"""Bytes of Python objects per stored state, besides its numbers."""
 _PER_START = 16
-"""Bytes that a queue takes for the start of a sequence: eight, and as much room to grow."""
+"""Bytes per start of a sequence in `_Starts`: eight, and eight of spare capacity."""
 
 
 class _Starts:
-    """Where sequences begin, in ascending order; the first ones are removed as the ring moves on.
+    """A queue of places where sequences begin, in ascending order.
 
-    Every place is a count of transitions, round the ring as often as it was filled.
+    A place counts all transitions ever added; its cell in the ring is the remainder. The oldest
+    places are removed when their transitions are overwritten.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class _Starts:
         yield self._places
 
     def extend(self, places: Array) -> None:
-        """Append places, all behind those held."""
+        """Append places, all larger than those in the queue."""
         if self._end + len(places) > len(self._places):
             held = self._places[self._first : self._end]
             self._places = np.empty(max(64, 2 * (len(held) + len(places))), np.int64)
@@ -49,7 +50,7 @@ class _Starts:
         self._end += len(places)
 
     def drop_before(self, place: int) -> None:
-        """Remove all that lie before a place."""
+        """Remove all places below ``place``."""
         self._first += int(np.searchsorted(self._places[self._first : self._end], place))
 
     def take(self, index: Array) -> Array:
@@ -59,20 +60,20 @@ class _Starts:
 
 
 class RecurrentReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` whose samples are sequences, with the states they began in.
+    """A `ReplayBuffer` whose samples are sequences, with the recurrent states at their starts.
 
-    Every environment's transitions are put together in sequences of ``sequence_length`` steps as
-    they come; an episode's first and last may be shorter, and none continues in the next episode.
-    The recurrent state before a sequence is stored with it, except at the start of an episode,
-    where it is zero. It was computed by an older network: the first ``burn_in`` steps of a
-    sequence within an episode are there to bring it up to date, and have ``mask`` 0
-    (both after R2D2, Kapturowski et al. 2019; gradients flow through them all the same). So that
-    no part of episodes is always burn-in, the first sequence of an environment's k-th episode is
-    k mod ``sequence_length`` steps shorter.
+    Each environment's transitions are divided into sequences of ``sequence_length`` steps; the
+    first and last sequence of an episode may be shorter, and no sequence contains two episodes. The
+    recurrent state before a sequence is stored with it, except at the start of an episode, where it
+    is zero. A stored state was computed by an older network. So in sequences that begin within an
+    episode, the first ``burn_in`` steps only update the state and have ``mask`` 0. Stored states
+    and burn-in follow R2D2 (Kapturowski et al. 2019); here gradients flow through the burn-in, too.
+    The first sequence of an environment's k-th episode is k mod ``sequence_length`` steps shorter,
+    so that burn-in does not always fall on the same steps of episodes.
 
-    A step is learnt if it is valid, not burn-in, and the beginning of its sequence is still stored.
-    `sample` draws every sequence that has such a step with the same probability. A drawn sequence
-    trains each of its learnt steps once, so that all learnt steps are trained equally often.
+    A step is learnt from if it is valid, not burn-in, and the start of its sequence is stored.
+    `sample` draws every sequence that has such a step with the same probability and trains each of
+    its steps once, so that all steps are trained equally often.
     """
 
     def __init__(
@@ -88,37 +89,40 @@ class RecurrentReplayBuffer(ReplayBuffer):
         gamma: float = 0.99,
     ) -> None:
         if sequence_length < 1 or not 0 <= burn_in < sequence_length:
-            raise ConfigError(f"no sequences of {sequence_length} steps, {burn_in} of them burn-in")
+            raise ConfigError(
+                "'burn_in' must be at least 0 and below 'sequence_length';"
+                f" got burn_in {burn_in} and sequence_length {sequence_length}"
+            )
         if capacity < 2 * sequence_length * num_envs:
             raise ConfigError(
-                f"a replay of {capacity} transitions cannot hold two sequences of"
-                f" {sequence_length} steps of {num_envs} environments"
+                f"a replay of {capacity} transitions is too small for two sequences of"
+                f" {sequence_length} steps from each of {num_envs} environments: raise buffer_size"
             )
         super().__init__(capacity, num_envs, obs_spec, action_spec, gamma=gamma)
         self.sequence_length = sequence_length
         self.state_size = state_size
         self.burn_in = burn_in
         self._left = np.zeros(num_envs, np.int64)
-        """Steps that each environment's sequence may still grow by."""
+        """Steps until each environment's current sequence has its full length."""
         self._episodes = np.zeros(num_envs, np.int64)
         self._offsets = np.zeros((self._ring, num_envs), np.int32)
-        """How far into its sequence each transition is."""
+        """Index of each transition in its sequence."""
         self._states: dict[int, Array] = {}
-        """The recurrent state before a cell that begins a sequence within an episode."""
+        """Recurrent states by cell, for sequences that begin within an episode."""
         self._episode_starts = _Starts()
-        """Where sequences with a learnt step begin, of those that begin with their episode."""
+        """Starts of sequences that have a step to learn from and begin with their episode."""
         self._later_starts = _Starts()
-        """The same, of those that begin within their episode."""
+        """Starts of sequences that have a step to learn from and begin within their episode."""
         self._rows_added = 0
-        """Rows ever added; the row of the ring is the remainder."""
+        """Number of rows ever added."""
         self._rows_indexed = 0
-        """Rows of them up to which the starts are known."""
+        """Number of those rows whose sequence starts are in the two queues."""
 
     @staticmethod
     def bytes_per_step(
         obs_spec: ObsSpec, action_spec: ActionSpec, *, sequence_length: int, state_size: int
     ) -> int:
-        """Return the bytes of one transition: as in the base, four, its share of a sequence."""
+        """Return the bytes per transition: the base's, its index, its share of a stored state."""
         plain = ReplayBuffer.bytes_per_transition(obs_spec, action_spec)
         return plain + 4 + -(-(4 * state_size + _PER_STATE + _PER_START) // sequence_length)
 
@@ -131,22 +135,22 @@ class RecurrentReplayBuffer(ReplayBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken now."""
+        """Bytes in use."""
         return super().nbytes + len(self._states) * (4 * self.state_size + _PER_STATE)
 
     def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
-        """Append one step of every environment; ``record`` holds the states before it."""
+        """Append one step of every environment; ``record["state"]`` is the state before it."""
         t, before = self._head, (self._head - 1) % self._ring
         remaining = dict(record)
         state = remaining.pop("state")
-        # A replay that begins anew may begin in the middle of an episode.
+        # An empty replay may begin in the middle of an episode.
         known = torch.as_tensor(state).cpu().numpy()
-        in_episode = self.episode_goes_on(before) if self._filled else known.any(1)
+        in_episode = self.episode_continues(before) if self._filled else known.any(1)
         grows = in_episode & (self._left > 0) & (self._filled > 0)
         self._offsets[t] = np.where(grows, self._offsets[before] + 1, 0)
         shorter = np.where(in_episode, 0, self._episodes % self.sequence_length)
         self._left = np.where(grows, self._left, self.sequence_length - shorter) - 1
-        # The reset-only rows of NEXT_STEP vectors lie between episodes and begin none.
+        # The reset-only rows of NEXT_STEP vectors are between episodes and begin none.
         self._episodes += ~in_episode & step.valid
         first_cell = t * self.num_envs
         for env in range(self.num_envs):
@@ -159,19 +163,20 @@ class RecurrentReplayBuffer(ReplayBuffer):
     def sample(
         self, batch_size: int, generator: torch.Generator, *, beta: float = 1.0
     ) -> dict[str, Any]:
-        """Draw sequences that have a learnt step, uniformly and with replacement.
+        """Sample sequences that have a step to learn from, uniformly and with replacement.
 
-        All are (time, batch, ...). ``obs`` is one longer than the rest and ends in the true
-        successor of the last step; ``mask`` is 0 on padding and burn-in, ``episode_starts`` 1 where
-        an episode begins, ``state`` the recurrent state before the first step; the rest is as in
-        the base. Of a sequence that is still growing this is what is stored so far.
+        All tensors are (time, batch, ...). ``obs`` is one step longer than the others and ends with
+        the true successor of the last step; ``mask`` is 0 on padding and burn-in;
+        ``episode_starts`` is 1 where an episode begins; ``state`` is the recurrent state before the
+        first step; the rest is as in the base. A sequence that is not complete is returned as far
+        as it is stored.
         """
         del beta
         first, begins_episode = self._draw_starts(batch_size, generator)
         steps = np.arange(self.sequence_length)[:, None]
         cells = (first + steps * self.num_envs) % self._offsets.size
         offsets = self._offsets.reshape(-1)
-        # A sequence that still grows is followed by the oldest rows, which may look like its own.
+        # Behind an incomplete sequence are the oldest rows, whose indices may seem to continue it.
         mask = np.logical_and.accumulate((offsets[cells] == steps) & self._is_stored(cells))
         last = mask.sum(0) - 1
         cells = np.where(mask, cells, cells[last, np.arange(batch_size)])
@@ -197,13 +202,13 @@ class RecurrentReplayBuffer(ReplayBuffer):
         }
 
     def _draw_starts(self, count: int, generator: torch.Generator) -> tuple[Array, Array]:
-        """Return cells in which drawn sequences begin, and whether their episodes begin there."""
+        """Return the first cells of sampled sequences, and whether their episodes begin there."""
         if self._rows_indexed != self._rows_added:
             self._index_new_rows()
         num_first = len(self._episode_starts)
         total = num_first + len(self._later_starts)
         if not total:
-            raise ValueError("the replay buffer holds nothing to sample")
+            raise ValueError("the replay buffer contains no transition to sample")
         drawn: Array = torch.randint(total, (count,), generator=generator).numpy()
         begins_episode = drawn < num_first
         first = np.empty(count, np.int64)
@@ -212,7 +217,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         return first % self._offsets.size, begins_episode
 
     def _index_new_rows(self) -> None:
-        """Update the starts: remove what left the ring, add what was added to it."""
+        """Update both queues: remove overwritten starts, append those of new rows."""
         oldest = (self._rows_added - self._filled) * self.num_envs
         self._episode_starts.drop_before(oldest)
         self._later_starts.drop_before(oldest)
@@ -220,7 +225,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         places = np.arange(begin, self._rows_added * self.num_envs)
         cells = places % self._offsets.size
         offsets = self._offsets.reshape(-1)[cells]
-        # The first learnt step: at once where the episode begins, else after the burn-in.
+        # The first step to learn from: the first of an episode, else the first after the burn-in.
         first = places[(offsets == 0) & self.is_valid(cells)]
         self._episode_starts.extend(first[~self._in_episode(first)])
         later = places[offsets == self.burn_in] - self.burn_in * self.num_envs
@@ -229,12 +234,12 @@ class RecurrentReplayBuffer(ReplayBuffer):
         self._rows_indexed = self._rows_added
 
     def _in_episode(self, starts: Array) -> Array:
-        """Return whether sequences begin within an episode: a state is stored for those."""
+        """Return which sequences begin within an episode: those with a stored state."""
         cells = (starts % self._offsets.size).tolist()
         return np.array([cell in self._states for cell in cells], bool)
 
     def _is_stored(self, cells: Array) -> Array:
-        """Return whether cells hold transitions, and not the newest observation or older rows."""
+        """Return which cells hold transitions, not the current observation or overwritten rows."""
         stored: Array = (self._head - 1 - cells // self.num_envs) % self._ring < self._filled
         return stored
 
@@ -261,17 +266,17 @@ class RecurrentReplayBuffer(ReplayBuffer):
         }
 
     def ring_state(self) -> dict[str, Any]:
-        """Return what is not in the chunks."""
+        """Return the state that is not in the chunks."""
         progress = {"left": self._left.tolist(), "episodes": self._episodes.tolist()}
         return {**super().ring_state(), **progress}
 
     def load_ring_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what is not in the chunks, before them."""
+        """Restore the state that is not in the chunks; call it before `load_chunk`."""
         super().load_ring_state(state)
         self._left = np.array(state["left"], np.int64)
         self._episodes = np.array(state["episodes"], np.int64)
         self._states.clear()
-        # The starts are found again in the chunks, all in the order they had.
+        # The starts are found again from the chunks, in the same order.
         self._episode_starts, self._later_starts = _Starts(), _Starts()
         self._rows_added = self._ring + self._head
         self._rows_indexed = self._rows_added - self._filled

@@ -1,4 +1,4 @@
-"""On-policy storage for networks that remember: a rollout cut into sequences."""
+"""Rollout storage for recurrent networks: a rollout is divided into sequences."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rl_training.types import Array, Obs, Remembered, VectorStep
 
 
 class Segments(NamedTuple):
-    """Pieces of sequences within which no episode begins, padded to one length."""
+    """Parts of sequences, each within one episode, padded to the same length."""
 
     rows: Tensor
-    """(longest, segments): which row each step is; padding repeats a segment's first row."""
+    """(longest, segments): row index of each step; padding repeats a segment's first row."""
     mask: Tensor
     """(longest, segments): False on padding."""
     sequence: Tensor
-    """(segments,): the sequence that each is a piece of."""
+    """(segments,): index of the sequence that each segment is a part of."""
     leads: Tensor
-    """(segments,): whether it begins that sequence, and so in its stored state."""
+    """(segments,): whether it is the first of its sequence and so starts in the stored state."""
 
 
 def split_at(starts: Array) -> Segments:
-    """Cut (length, sequences) into segments where ``starts`` says that an episode begins.
+    """Split (length, sequences) into segments where ``starts`` is True: an episode begins there.
 
     Rows count along sequences: row = time * sequences + sequence.
     """
@@ -55,36 +55,38 @@ def split_at(starts: Array) -> Segments:
 class RecurrentRolloutBuffer(RolloutBuffer):
     """A rollout whose minibatches are whole sequences of ``sequence_length`` steps.
 
-    The actor's record says what was remembered before each step (``state``) and after it
-    (``next_state``, before any reset). Kept are the states that sequences begin in, those that
-    truncated episodes ended in, and the last. Learning sees each sequence cut where episodes begin
-    in it, so that a fused network needs no reset on the way; padding has ``mask`` 0.
+    The actor records the recurrent state before each step (``state``) and after it (``next_state``,
+    before any reset). Stored are the states at the starts of sequences, at the ends of truncated
+    episodes, and after the last step. Minibatches contain each sequence split into segments where
+    episodes begin, so that a fused LSTM call needs no reset inside; padding has ``mask`` 0.
     """
 
     def __init__(
         self, num_steps: int, num_envs: int, *shapes: Any, sequence_length: int, **kwargs: Any
     ) -> None:
         if sequence_length < 1 or num_steps % sequence_length:
-            raise ValueError(f"sequences of {sequence_length} do not divide {num_steps} steps")
+            raise ValueError(
+                f"'sequence_length' must divide num_steps; got {sequence_length} and {num_steps}"
+            )
         super().__init__(num_steps, num_envs, *shapes, **kwargs)
         self.sequence_length = sequence_length
         self.num_sequences = num_steps // sequence_length * num_envs
         self.states: list[Tensor] = []
-        """What was remembered where sequences begin."""
+        """Recurrent states at the starts of sequences."""
         self.next_state: Tensor | None = None
-        """What is remembered after the rollout; nothing where an episode just ended."""
+        """Recurrent states after the rollout; zeros where the last step ended an episode."""
         self._final_states: list[Tensor] = []
         self._segments: Segments | None = None
 
     def reset(self) -> None:
-        """Forget the rollout; its memory is written again."""
+        """Start a new rollout in the same memory."""
         super().reset()
         self.states.clear()
         self._final_states.clear()
         self._segments = None
 
     def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
-        """Append one step of every environment, and what was remembered before and after it."""
+        """Append one step of every environment, and the recurrent states before and after it."""
         remaining = dict(record)
         state, after = remaining.pop("state"), remaining.pop("next_state")
         if self.position % self.sequence_length == 0:
@@ -98,7 +100,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
             self.next_state[torch.from_numpy(step.cut)] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps stored so far and the recurrent states kept with them."""
+        """Return the steps stored so far and their recurrent states."""
         return {
             **super().state_dict(),
             "states": list(self.states),
@@ -115,7 +117,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
             self.next_state = self._copied(state["next_state"])
 
     def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
-        """End every episode with the last step stored; the recurrent states after it are kept."""
+        """Truncate every episode after the last stored step, and store the states after it."""
         rows = super().truncate(obs, actor_state)
         if rows.size:
             state = self._copied(actor_state["memory"]["state"])
@@ -126,7 +128,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         return torch.as_tensor(state).detach().clone().to(self.device)
 
     def truncated_observations(self) -> tuple[Tensor, Any] | None:
-        """Where episodes were truncated, and their final observations as they would be seen."""
+        """Return indices of truncated steps, their final observations and recurrent states."""
         found = super().truncated_observations()
         if found is None:
             return None
@@ -134,7 +136,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         return index, Remembered(obs, torch.cat(self._final_states))
 
     def next_inputs(self) -> Remembered:
-        """Return the observations after the last step and the recurrent states with them."""
+        """Return the observations and the recurrent states after the last step."""
         return Remembered(self.next_obs, self.next_state)
 
     def whole(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
                 getattr(self, name).view(-1)[rows] = numbers[mask]
 
     def segments(self) -> Segments:
-        """How the rollout is cut, once it is whole."""
+        """Return the segments of a complete rollout."""
         if self._segments is None:
             length, count = self.sequence_length, self.num_sequences
             cut = ((self.dones > 0) | ~self.valid).cpu().numpy()
@@ -170,7 +172,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
     def iter_minibatches(
         self, num_minibatches: int, *, generator: torch.Generator | None = None
     ) -> Iterator[dict[str, Any]]:
-        """One epoch: every sequence once, in ``num_minibatches`` random parts of equal number."""
+        """Yield one epoch: every sequence once, in ``num_minibatches`` equal random parts."""
         if num_minibatches < 1 or self.num_sequences % num_minibatches:
             raise ValueError(
                 f"{num_minibatches} minibatches do not divide {self.num_sequences} sequences"
@@ -184,7 +186,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
             yield self._gather(batch, (part_of_segment == i).nonzero().squeeze(1))
 
     def _gather(self, batch: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
-        """Some segments, everything as (length, segments, ...)."""
+        """Return the ``chosen`` segments as a batch of (length, segments, ...)."""
         rows, mask, sequence, leads = self.segments()
         rows = rows[:, chosen]
         taken: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Off-policy storage: a ring of transitions to draw batches from."""
+"""Replay buffer: a ring of transitions from which batches are sampled."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["Prioritization", "ReplayBuffer"]
 
 
 class ReplayBuffer(TransitionRing):
-    """A `TransitionRing` that draws batches: uniformly, or by priority.
+    """A `TransitionRing` with sampling: uniform, or by priority.
 
-    With ``device`` observations and actions are copied there as well, and gathered from the copy.
+    With ``device``, batches are gathered from a copy of observations and actions on that device.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class ReplayBuffer(TransitionRing):
     def sample(
         self, batch_size: int, generator: torch.Generator, *, beta: float = 1.0
     ) -> dict[str, Any]:
-        """Draw transitions with replacement.
+        """Sample transitions with replacement.
 
-        ``rewards`` is the n-step return, ``next_obs`` the true successor of its last step and
-        ``discounts`` the factor of that one's value (0 after a termination), so that
+        ``rewards`` is the n-step return, ``next_obs`` the true successor of its last step, and
+        ``discounts`` the factor of V(next_obs), 0 after a termination, so that
 
             target = rewards + discounts V(next_obs)
 
-        The sum ends early where the episode does, and where the ring's newest row is reached.
-        With prioritisation ``weights`` corrects for it (largest 1) by the exponent ``beta``.
+        The return has fewer than n rewards where the episode ends or the newest row is reached.
+        With prioritisation, ``weights`` are importance weights with exponent ``beta`` (largest: 1).
         """
         cells, weights = self._draw(batch_size, generator, beta)
         batch = self._gather(cells)
@@ -109,7 +109,7 @@ class ReplayBuffer(TransitionRing):
 
     def _draw_uniform(self, batch_size: int, generator: torch.Generator) -> Array:
         if not self._filled:
-            raise ValueError("the replay buffer holds nothing to sample")
+            raise ValueError("the replay buffer contains no transition to sample")
         oldest = (self._head - self._filled) * self.num_envs
         cells = self._draw_cells(batch_size, oldest, generator)
         if self._all_valid:
@@ -119,7 +119,7 @@ class ReplayBuffer(TransitionRing):
         if not len(kept):
             stored = flags[(oldest + np.arange(len(self))) % len(flags)]
             if not (stored & VALID).any():
-                raise ValueError("the replay buffer holds nothing to sample")
+                raise ValueError("the replay buffer contains no transition to sample")
         while len(kept) < batch_size:
             more = self._draw_cells(batch_size - len(kept), oldest, generator)
             kept = np.concatenate((kept, more[flags[more] & VALID > 0]))
@@ -177,10 +177,11 @@ class ReplayBuffer(TransitionRing):
     def check_finite(
         self, rows: int, first_step: int, episode_lengths: Array | None = None
     ) -> None:
-        """Raise `NonFiniteError` for a NaN or infinity in the newest ``rows``, naming its origin.
+        """Raise `NonFiniteError` if the newest ``rows`` contain a NaN or infinity.
 
-        ``episode_lengths`` are the steps so far of the environments' episodes; without them the
-        error may name too early a step of an episode that began before what is stored.
+        The error names its environment and step. ``episode_lengths`` are the steps so far of the
+        current episodes; without them the step is a lower bound if the episode's start is not
+        stored.
         """
         count = min(rows, self._filled)
         fields = self._newest_fields(count)
@@ -196,7 +197,7 @@ class ReplayBuffer(TransitionRing):
             )
 
     def _newest_fields(self, count: int) -> list[finite.Field]:
-        """Return the newest ``count`` rows, and the observations after them."""
+        """Return the newest ``count`` rows and the observations after them."""
         shown = (self._head - count + np.arange(count + 1)) % self._ring
         recent = shown[:-1]
         finals = self._final_row[recent]
@@ -219,7 +220,7 @@ class ReplayBuffer(TransitionRing):
     # -- state ---------------------------------------------------------------------------------
 
     def ring_state(self) -> dict[str, Any]:
-        """Return what is not in the chunks: the position of the ring, and the priorities."""
+        """Return the state that is not in the chunks: position of the ring, and priorities."""
         priorities = self._priorities
         return {
             **super().ring_state(),
@@ -228,7 +229,7 @@ class ReplayBuffer(TransitionRing):
         }
 
     def load_ring_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what is not in the chunks, before them."""
+        """Restore the state that is not in the chunks; call it before `load_chunk`."""
         super().load_ring_state(state)
         if self._copy is not None:
             self._copy.forget()

@@ -1,4 +1,4 @@
-"""On-policy storage: one rollout of every environment, with advantages by GAE."""
+"""Rollout storage: steps of every environment, with advantages computed by GAE."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RolloutBuffer(RolloutState):
 
     ``dones[t]`` is 1 where the episode ended with the action at t; ``bootstrap[t]`` is the value
     of the true final observation where the episode was truncated there, else 0; ``valid[t]`` is
-    False on a reset-only row. Minibatches contain ``valid`` as ``mask`` where ``masked`` is set.
-    On an accelerator rewards, ends and actions are collected on the host and sent over when the
-    rollout is complete; observations are there already, because the actor saw them there.
+    False on a reset-only row. With ``masked``, minibatches contain ``valid`` as ``mask``.
+    On an accelerator, rewards, ends and actions are collected on the host and copied to the device
+    when the rollout is complete; observations were already copied there for the actor.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RolloutBuffer(RolloutState):
             self.obs = {k: grid(tuple(shape), dtypes[k]) for k, shape in obs_shape.items()}
         else:
             if isinstance(obs_dtype, Mapping):
-                raise TypeError("a mapping of obs_dtype goes with a mapping of obs_shape")
+                raise TypeError("obs_dtype and obs_shape must both be mappings, or neither")
             self.obs = grid(tuple(obs_shape), obs_dtype)
         self.actions = grid(tuple(action_shape), action_dtype)
         self.logprobs = grid()
@@ -70,19 +70,19 @@ class RolloutBuffer(RolloutState):
         self.next_obs: TensorObs = tree_map(lambda leaf: torch.zeros_like(leaf[0]), self.obs)
         self.position = 0
         self.recorded: frozenset[str] = frozenset()
-        """What the actor recorded with the steps: "values" and "logprobs" of its own policy."""
+        """Names of what the actor recorded with the steps: "values", "logprobs"."""
         self._final: list[tuple[int, Array, Obs]] = []
         self._lengths_before: Array | None = None
-        """Steps of the environments' episodes before this rollout, where they are known."""
+        """Steps of each environment's episode before this rollout; None if unknown."""
         self._obs_slots: Any = tree_map(row_slots, self.obs)
         self._sent = [self.actions, self.rewards, self.dones, self.valid]
         self._waiting = [host_copy(tensor) for tensor in self._sent]
         self._slots = [tensor.numpy() for tensor in self._waiting]
         self._copies_done = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        """Comes after the copies from pinned memory, which may run long after they are queued."""
+        """Recorded after the copies from pinned memory, which run asynchronously."""
 
     def reset(self) -> None:
-        """Begin a new rollout in the same memory."""
+        """Start a new rollout in the same memory."""
         if self._copies_done is not None:
             self._copies_done.synchronize()
         self.position = 0
@@ -92,12 +92,14 @@ class RolloutBuffer(RolloutState):
     def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
         """Append one step of every environment.
 
-        ``record`` holds further tensors of this step for fields of the same names; ``obs`` among
-        them are the observations again, where the buffer keeps them.
+        ``record`` contains further tensors of this step, stored in the fields of the same names;
+        its ``obs`` are the observations on the buffer's device, if the actor copied them there.
         """
         t = self.position
         if t >= self.num_steps:
-            raise RuntimeError(f"the rollout already holds its {self.num_steps} steps: reset() it")
+            raise RuntimeError(
+                f"the rollout is complete ({self.num_steps} steps): call reset() first"
+            )
         self._store_obs(t, obs, record)
         actions, rewards, dones, valid = self._slots
         actions[t] = action
@@ -108,7 +110,7 @@ class RolloutBuffer(RolloutState):
         for name in self.recorded:
             getattr(self, name)[t] = record[name]
         if step.truncated.any():
-            # Termination wins where both are reported: there is nothing after it to bootstrap.
+            # Where both are reported, the step counts as terminated: nothing is bootstrapped.
             rows = np.flatnonzero(step.truncated & ~step.terminated)
             if rows.size:
                 self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], step.final_obs)))
@@ -144,11 +146,11 @@ class RolloutBuffer(RolloutState):
         return torch.from_numpy(index).to(self.device), obs
 
     def next_inputs(self) -> Any:
-        """Return the observations after the last step, as a model's ``value`` takes them."""
+        """Return the observations after the last step as input of a model's ``value``."""
         return self.next_obs
 
     def whole(self) -> dict[str, Any]:
-        """Return all of the rollout, as a model's ``evaluate`` takes it."""
+        """Return the complete rollout as input of a model's ``evaluate``."""
         batch = self.flat()
         return {"obs": batch["obs"], "actions": batch["actions"]}
 
@@ -177,7 +179,7 @@ class RolloutBuffer(RolloutState):
         )
 
     def flat(self) -> dict[str, Any]:
-        """The rollout as one batch of ``num_steps * num_envs`` rows."""
+        """Return the rollout as one batch of ``num_steps * num_envs`` rows."""
         batch: dict[str, Any] = {
             "obs": tree_map(lambda leaf: leaf.flatten(0, 1), self.obs),
             "actions": self.actions.flatten(0, 1),
@@ -193,21 +195,21 @@ class RolloutBuffer(RolloutState):
     def iter_minibatches(
         self, num_minibatches: int, *, generator: torch.Generator | None = None
     ) -> Iterator[dict[str, Any]]:
-        """One epoch: every row once, in random order, in ``num_minibatches`` equal parts."""
+        """Yield one epoch: every row once, in random order, in ``num_minibatches`` equal parts."""
         return shuffled(self.flat(), num_minibatches, generator)
 
 
 def shuffled(
     batch: Mapping[str, Any], num_minibatches: int, generator: torch.Generator | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every row of a batch once, in random order, in ``num_minibatches`` equal parts."""
+    """Yield every row of a batch once, in random order, in ``num_minibatches`` equal parts."""
     first = tree_leaves(next(iter(batch.values())))[0]
     rows = len(first)
     if num_minibatches < 1 or rows % num_minibatches:
         raise ValueError(f"{num_minibatches} minibatches do not divide {rows} rows")
     order = torch.randperm(rows, generator=generator).to(first.device)
     size = rows // num_minibatches
-    # Shuffled once per epoch: minibatches are then slices, which cost nothing.
+    # Shuffled once per epoch, so that minibatches are slices without a copy.
     epoch: dict[str, Any] = {
         key: tree_map(lambda leaf: leaf.index_select(0, order).split(size), value)
         for key, value in batch.items()

@@ -1,4 +1,4 @@
-"""State of an unfinished rollout, its check for NaNs, and memory that the host writes to."""
+"""State of an incomplete rollout, its check for NaNs, and its memory on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.types import Array, Obs
 
 
 class RolloutState:
-    """The part of `RolloutBuffer` that saves, restores and checks its rows."""
+    """The part of `RolloutBuffer` that saves, restores and checks rows."""
 
     num_steps: int
     num_envs: int
@@ -33,14 +33,14 @@ class RolloutState:
     _slots: list[Array]
 
     def reset(self) -> None:
-        """Begin a new rollout in the same memory."""
+        """Start a new rollout in the same memory."""
         raise NotImplementedError
 
     def _send_steps(self) -> None:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps stored so far, for a checkpoint within an iteration."""
+        """Return the steps stored so far, for a checkpoint within an iteration."""
         count = self.position
         state: dict[str, Any] = {
             "position": count,
@@ -58,16 +58,21 @@ class RolloutState:
         self.reset()
         count = int(state["position"])
         if not 0 <= count <= self.num_steps:
-            raise ValueError(f"a rollout of {self.num_steps} steps cannot hold {count}")
+            raise ValueError(
+                f"the saved rollout has {count} steps, but this one has room for {self.num_steps}"
+            )
         recorded = state.get("recorded")
-        if recorded is None:  # of an earlier version, which recorded both or none
+        if recorded is None:  # saved by an earlier version, which recorded both or none
             names = ("logprobs", "values") if state["evaluated"] else ()
             recorded = {name: state[name] for name in names}
         self.recorded = frozenset(str(name) for name in recorded)
 
         def restore(grid: Tensor, saved: Tensor) -> None:
             if grid[:count].shape != saved.shape:
-                raise ValueError(f"{tuple(saved.shape)} was saved for {tuple(grid.shape)}")
+                raise ValueError(
+                    f"the saved rollout contains a tensor of shape {tuple(saved.shape)}; expected"
+                    f" {tuple(grid.shape)}"
+                )
             grid[:count].copy_(saved)
 
         tree_map(restore, self.obs, state["obs"])
@@ -85,9 +90,9 @@ class RolloutState:
             tree_map(lambda slot, leaf: slot.copy_(leaf), self.next_obs, state["next_obs"])
 
     def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
-        """End every episode with the last step stored, truncated at ``obs``; return whose.
+        """Truncate every running episode after the last stored step; return their environments.
 
-        ``actor_state`` is the actor's after that step.
+        ``obs`` are the observations after that step and ``actor_state`` is the actor's state.
         """
         del actor_state
         t = self.position - 1
@@ -95,15 +100,16 @@ class RolloutState:
         rows: Array = np.flatnonzero((dones[t] == 0) & valid[t])
         if rows.size:
             dones[t][rows] = 1
-            # After the truncated steps of the same time that are there already.
+            # Appended to the final observations of episodes that were truncated at this step.
             self._final.append((t, rows, tree_map(lambda leaf: leaf[rows], obs)))
         return rows
 
     def check_finite(self, first_step: int, episode_lengths: Array | None = None) -> None:
-        """Raise `NonFiniteError` for a NaN or infinity in a whole rollout, naming its origin.
+        """Raise `NonFiniteError` if a complete rollout contains a NaN or infinity.
 
-        ``episode_lengths`` are the steps so far of the environments' episodes; without them the
-        error may name too early a step of an episode that began before the rollout.
+        The error names its environment and step. ``episode_lengths`` are the steps so far of the
+        current episodes; without them the step is a lower bound if the episode began before the
+        rollout.
         """
         host = [*self._host_fields(), *self._final_fields()]
         if not (all(field.is_finite() for field in host) and self._observed_finite()):
@@ -115,7 +121,7 @@ class RolloutState:
         self._lengths_before = episode_lengths
 
     def _observed_finite(self) -> bool:
-        """Whether all observations are finite; waits for the device once."""
+        """Return whether all observations are finite; synchronises with the device once."""
         leaves = [*tree_leaves(self.obs), *tree_leaves(self.next_obs)]
         checks = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
         return not checks or bool(torch.stack(checks).all())
@@ -134,7 +140,7 @@ class RolloutState:
         ]
 
     def _final_fields(self) -> list[finite.Field]:
-        """True final observations, in the rows of the steps that they ended."""
+        """Return true final observations, in the rows of the steps that ended their episodes."""
         if not self._final:
             return []
         fields = []
@@ -156,7 +162,7 @@ class RolloutState:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """Return the tensor itself on a CPU, else one like it in host memory."""
+    """Return the tensor itself if it is on the CPU, else a tensor like it in host memory."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
@@ -173,5 +179,5 @@ class _DeviceSlots:
 
 
 def row_slots(tensor: Tensor) -> Array | _DeviceSlots:
-    """Return an object to write rows to: writing through NumPy is several times faster."""
+    """Return an object to assign rows to: assigning through NumPy is several times faster."""
     return tensor.numpy() if tensor.device.type == "cpu" else _DeviceSlots(tensor)

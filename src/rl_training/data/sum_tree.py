@@ -1,4 +1,4 @@
-"""A sum tree over non-negative numbers: set many, and find by cumulative sum, vectorised."""
+"""A sum tree over non-negative numbers, with vectorised updates and look-ups by cumulative sum."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all."""
+        """The sum of all numbers."""
         return float(self._nodes[1])
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken."""
+        """Bytes in use."""
         return self._nodes.nbytes
 
     def get(self, index: Array) -> Array:
-        """The numbers at ``index``."""
+        """Return the numbers at ``index``."""
         values: Array = self._nodes[self._first + index]
         return values
 
     def set(self, index: Array, values: Array) -> None:
-        """Set the numbers at ``index``; of one named twice, the last counts."""
+        """Set the numbers at ``index``; for a duplicate index the last value is stored."""
         nodes = self._first + np.asarray(index)
         self._nodes[nodes] = values
         for _ in range(self._depth):
@@ -43,19 +43,19 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, sums: Array) -> Array:
-        """For each s in [0, total): the index at which the cumulative sum passes it."""
+        """Return, for each s in [0, total), the index at which the cumulative sum exceeds s."""
         nodes = np.ones(len(sums), np.int64)
         sums = np.array(sums, np.float64)
         for _ in range(self._depth):
             left = self._nodes[2 * nodes]
-            # Rounding may leave a sum at the very end of a branch whose rest is empty.
+            # Rounding may lead to the end of a branch, where all numbers are zero.
             right = (sums >= left) & (self._nodes[2 * nodes + 1] > 0)
             sums = np.where(right, sums - left, np.minimum(sums, np.nextafter(left, 0)))
             nodes = 2 * nodes + right
         return nodes - self._first
 
     def leaves(self) -> Array:
-        """All numbers, for saving."""
+        """Return all numbers, for saving."""
         return self._nodes[self._first : self._first + self._size].copy()
 
     def load(self, leaves: Array) -> None:

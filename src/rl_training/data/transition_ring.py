@@ -1,4 +1,4 @@
-"""Storage of transitions in a ring, in which every observation is stored once."""
+"""A ring of transitions in which every observation is stored once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ _CHUNK_BYTES = 1 << 20
 class TransitionRing:
     """The last ``capacity`` transitions of ``num_envs`` environments, allocated once.
 
-    A cell is one environment's place in one row: row x ``num_envs`` + environment. The successor
-    of a stored observation is the next row of the ring. Only where an episode ended is there
-    another, its true final observation, stored in a pool beside the ring. The row after the newest
-    one holds the current observations of the environments; it has no transitions yet.
-    Where observations are stacks of images (``frame_stack``), each image is stored once.
+    A cell is one environment's entry in one row; its index is row x ``num_envs`` + environment. The
+    successor of an observation is in the next row of the ring. Where an episode ended, the
+    successor is its true final observation, stored in a separate pool. The row after the newest
+    transitions holds the environments' current observations. Where observations are stacks of
+    images (``frame_stack``), each image is stored once.
 
-    For checkpoints the ring is divided into chunks of rows, so that only those that changed have
-    to be written again.
+    For checkpoints the ring is divided into chunks of rows; only chunks that changed are written.
     """
 
     def __init__(
@@ -42,10 +41,13 @@ class TransitionRing:
         frame_stack: int = 1,
     ) -> None:
         if capacity < num_envs:
-            raise ConfigError(f"a replay of {capacity} transitions cannot hold {num_envs} envs")
+            raise ConfigError(
+                f"a replay of {capacity} transitions is too small for {num_envs} environments:"
+                " raise buffer_size"
+            )
         self.num_envs = num_envs
         self.rows = -(-capacity // num_envs)
-        # The oldest transition's stack consists of images of rows that are not sampled any more.
+        # Rows that are no longer sampled, but whose images are part of the oldest stacks.
         self._ring = self.rows + frame_stack
         self._frame_stack = frame_stack
         shape = (self._ring, num_envs)
@@ -61,17 +63,17 @@ class TransitionRing:
         self._free = list(range(self._pool_size - 1, -1, -1))
         self._rows_with_finals: set[int] = set()
         self._head = 0
-        """The row that the next transitions are written to."""
+        """Row that the next transitions are written to."""
         self._filled = 0
         """Rows that hold transitions."""
         self._all_valid = True
         each = self.bytes_per_transition(obs_spec, action_spec, frame_stack=frame_stack)
         self._chunk_rows = max(1, _CHUNK_BYTES // (num_envs * each))
         self.changed_chunks: set[int] = set()
-        """Chunks written to since the caller that saves them cleared this."""
+        """Chunks that changed; the code that saves them clears this set."""
 
     def __len__(self) -> int:
-        """Transitions stored, reset-only rows included."""
+        """Return the number of transitions, including reset-only rows."""
         return self._filled * self.num_envs
 
     @staticmethod
@@ -82,10 +84,10 @@ class TransitionRing:
         prioritized: bool = False,
         frame_stack: int = 1,
     ) -> int:
-        """Return the bytes of one transition: its observation once, its action, and nine bytes.
+        """Return the bytes per transition: one observation, one action and nine bytes.
 
-        Of a stack of images it is the newest image, and one byte more. Priorities take up to 32
-        bytes more: a tree of doubles over a power of two.
+        Of a stack of images only the newest is counted, and one more byte. Priorities, which are
+        not counted, take up to 32 bytes: a tree of doubles over a power of two.
         """
         leaves = obs_spec.leaves.values()
         obs = sum(ObsStore.bytes_per_cell(leaf, frame_stack) for leaf in leaves)
@@ -93,14 +95,14 @@ class TransitionRing:
         return obs + action + 4 + 1 + 4 + (32 if prioritized else 0)
 
     def arrays(self) -> Iterator[Array]:
-        """Yield the arrays that hold the ring; only the pool of final observations grows."""
+        """Yield the arrays of the ring; only the pool of final observations can grow."""
         for store in tree_leaves(self._obs):
             yield from store.arrays()
         yield from (self._actions, self._rewards, self._flags, self._final_row)
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken now."""
+        """Bytes in use."""
         return sum(array.nbytes for array in self.arrays())
 
     @property
@@ -115,7 +117,7 @@ class TransitionRing:
     def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
         """Append one step of every environment in place of the oldest row."""
         if record:
-            raise ValueError(f"a replay buffer stores no {sorted(record)}")
+            raise ValueError(f"a replay buffer cannot store {sorted(record)} with a step")
         t = self._head
         self._write_obs(t, obs)
         self._actions[t] = action
@@ -145,14 +147,14 @@ class TransitionRing:
             self._obs.write(t, obs)
 
     def _continues_anyway(self, step: VectorStep, env: int) -> bool:
-        """Whether an ended episode's successor is the next row all the same: a life was lost."""
+        """Return whether the next row is the true successor: only a life was lost."""
         if self._frame_stack == 1:
             return False
         pairs = zip(tree_leaves(step.final_obs), tree_leaves(step.obs), strict=True)
         return all(np.array_equal(final[env], obs[env]) for final, obs in pairs)
 
     def _free_finals(self, t: int) -> None:
-        """Return the final observations of a row to the pool."""
+        """Mark the pool rows of a row's final observations as free."""
         if t not in self._rows_with_finals:
             return
         self._rows_with_finals.remove(t)
@@ -177,17 +179,17 @@ class TransitionRing:
         self._rows_with_finals.add(t)
         return row
 
-    def go_on_from(self, obs: Obs, *, exact: bool = True) -> None:
-        """Continue from ``obs``, which may differ from the newest observation stored.
+    def resume_at(self, obs: Obs, *, exact: bool = True) -> None:
+        """Continue from ``obs``, which may differ from the stored current observations.
 
-        Where it does, the stored one becomes the last transition's final observation, so that no
-        episode continues in another. Unless the environments were restored ``exact``-ly, that is
-        done for all of them, whatever they show.
+        Where they differ, the stored observation becomes the final observation of the last
+        transition, so that no sequence contains two episodes. Without ``exact`` (the environments
+        were not restored exactly) this is done for all environments.
         """
         if not self._filled:
             return
         newest = (self._head - 1) % self._ring
-        tree_map(lambda store: store.settle(self._head), self._obs)
+        tree_map(lambda store: store.set_newest_row(self._head), self._obs)
         current = self._head * self.num_envs + np.arange(self.num_envs)
         stored = tree_map(lambda store: store.take(current), self._obs)
         pairs = zip(tree_leaves(stored), tree_leaves(obs), strict=True)
@@ -200,21 +202,21 @@ class TransitionRing:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def episode_goes_on(self, t: int) -> Array:
+    def episode_continues(self, t: int) -> Array:
         """Return, for every environment, whether its episode continues after row ``t``."""
         continues: Array = self._flags[t] & (ENDED | VALID) == VALID
         return continues
 
     def is_valid(self, cells: Array) -> Array:
-        """Return whether cells hold transitions that may be learnt from."""
+        """Return which cells hold transitions to learn from."""
         valid: Array = self._flags.reshape(-1)[cells] & VALID > 0
         return valid
 
     def newest_observations(self, count: int) -> tuple[Any, Tensor]:
-        """Return the observations of the newest ``count`` rows, flat, and which are valid.
+        """Return copies of the observations of the newest rows, and which are valid.
 
-        They are raw copies in the order of time, (rows x environments, ...); fewer rows where
-        fewer are stored.
+        They are raw, (rows x environments, ...), oldest first; ``count`` rows, or fewer where fewer
+        are stored.
         """
         count = min(count, self._filled)
         rows = (self._head - count + np.arange(count)) % self._ring
@@ -226,12 +228,12 @@ class TransitionRing:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks that hold something."""
+        """Number of chunks in use."""
         used = self._ring if self._filled == self.rows else self._head + 1
         return -(-used // self._chunk_rows)
 
     def chunk_state(self, index: int) -> dict[str, Any]:
-        """Return the rows of a chunk and their final observations; it needs no other chunk."""
+        """Return the rows of a chunk and their final observations."""
         rows = self._chunk(index)
         finals = self._final_row[rows]
         kept = finals[finals >= 0]
@@ -266,19 +268,19 @@ class TransitionRing:
         return slice(start, min(start + self._chunk_rows, self._ring))
 
     def ring_state(self) -> dict[str, Any]:
-        """Return what is not in the chunks: the shape of the ring and its position."""
+        """Return the state that is not in the chunks: the shape of the ring and its position."""
         return {
             "shape": [self._ring, self.num_envs, self._chunk_rows],
             "position": [self._head, self._filled],
         }
 
     def load_ring_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what is not in the chunks, before them."""
+        """Restore the state that is not in the chunks; call it before `load_chunk`."""
         shape = [self._ring, self.num_envs, self._chunk_rows]
         if list(state["shape"]) != shape:
             raise ConfigError(
                 f"the saved replay has the shape {list(state['shape'])}, this one {shape}:"
-                " buffer_size, num_envs and the stack of frames must not change"
+                " buffer_size, num_envs and the frame stack must not change on resume"
             )
         self._head, self._filled = (int(x) for x in state["position"])
         self._final_row[:] = -1
