@@ -55,6 +55,8 @@ def any_model() -> Any:
         (lambda: PPO(gym.make_vec("CartPole-v1", 2)), "a vector environment cannot be given"),  # type: ignore[arg-type]
         (lambda: PPO("CartPole-v1", policy_kwargs={}), "critic_hidden_sizes"),
         (lambda: PPO("CartPole-v1", use_sde=True), "not available"),
+        (lambda: PPO("CartPole-v1", batch_size=64), "Use num_minibatches"),
+        (lambda: PPO("CartPole-v1", tensorboard_log="logs"), "on by default"),
         (lambda: PPO("CartPole-v1", features_extractor_class=1), "Did you mean 'encoder'"),
         (lambda: PPO("CartPole-v1", hidden_sizes={"pi": [8]}), "critic_hidden_sizes"),
         (lambda: PPO("CartPole-v1", learning_rate=lambda left: left), "lr_schedule"),

@@ -56,7 +56,6 @@ def test_an_unknown_algorithm(name: str, meant: str | None) -> None:
     [
         ("lr", "learning_rate"),
         ("n_epochs", "update_epochs"),
-        ("batch_size", "num_minibatches"),
         ("discount", "gamma"),
         ("eval_freq", "eval_interval"),
         ("Learning-Rate", "learning_rate"),

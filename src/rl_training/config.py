@@ -375,7 +375,7 @@ def _sort_overrides(config: TrainConfig[Any], overrides: Mapping[str, Any]) -> d
 def _suggestion(key: str, known: set[str], algo: str = "ppo") -> str:
     """Return what to do about an unknown setting of a run with ``algo``."""
     near = did_you_mean(key, known)
-    if "Did you mean" in near:
+    if near and not near.startswith(" Known"):
         return near
     others = [name for name in ALGORITHMS if key in _shown_settings(config_type(name))]
     if others:

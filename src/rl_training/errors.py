@@ -75,7 +75,6 @@ _OTHER_NAMES = {
     "replay_size": ("buffer_size",),
     "memory_size": ("buffer_size",),
     "polyak": ("tau",),
-    "tensorboard_log": ("tensorboard",),
     "verbose": ("progress",),
     "track": ("wandb",),
     "wandb_project_name": ("wandb_project",),
@@ -120,6 +119,9 @@ _OTHER_ALGORITHMS = {
 """Algorithms that are not included, and the nearest one that is."""
 
 _NOT_HERE = {
+    "batch_size": "Use num_minibatches: a rollout is split into so many minibatches of"
+    " num_envs * num_steps / num_minibatches transitions",
+    "tensorboard_log": "TensorBoard is on by default, in the run folder; output_dir sets where",
     "policy_kwargs": "Use hidden_sizes, critic_hidden_sizes, activation, encoder or network",
     "policy": "There is no policy argument: the networks follow from the spaces",
     "preset": "In Python a preset is a config: PPO(config_from_file('ppo/cartpole'))",
@@ -188,10 +190,10 @@ def is_one_mistake(one: str, other: str) -> bool:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for a near miss, else the list of what is known."""
     options = sorted(known)
-    if near := nearest_name(name, options):
-        return f" Did you mean {near!r}?"
     if hint := _NOT_HERE.get(_normalised(name)):
         return f" {hint}."
+    if near := nearest_name(name, options):
+        return f" Did you mean {near!r}?"
     if len(options) > _MOST_LISTED:
         return ""
     return f" Known: {', '.join(options)}." if options else ""

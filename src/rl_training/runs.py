@@ -58,7 +58,7 @@ def make_named_run_dir(path: Path) -> Path:
     if used:
         raise UserError(
             f"the run folder {path} is not empty: choose another one, or continue its run with"
-            " load(folder).learn(n)"
+            " PPO.load(folder).learn(n), or the class that it was trained with"
         )
     return path
 

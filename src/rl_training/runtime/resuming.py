@@ -76,7 +76,8 @@ def restored_trainer(
     if state["custom_env"] and env_fn is None:
         raise CheckpointError(
             f"{path} was trained with env_fn; resume it from Python:"
-            " load(path, env_fn=MyEnv).learn(n), or resume_training(path, env_fn=MyEnv)"
+            " resume_training(path, env_fn=MyEnv), or PPO.load(path, env_fn=MyEnv).learn(n) with"
+            " its class"
         )
     config = config_from_state(state)
     require_plausible_sizes(config, state)

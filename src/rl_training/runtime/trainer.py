@@ -71,6 +71,12 @@ class TrainResult:
     interrupted: bool = False
     """Stopped by a signal: resume it."""
 
+    def __repr__(self) -> str:
+        """Return where the run is, how far it came and why it ended."""
+        where = "None" if self.folder is None else f"'{self.folder}'"
+        done = int(self.metrics.get("global_step", 0))
+        return f"TrainResult(run_dir={where}, global_step={done}, stop_reason={self.stop_reason!r})"
+
     @property
     def run_dir(self) -> Path:
         """The run folder; raises `UserError` for a run that was kept in memory."""
