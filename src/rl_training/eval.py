@@ -133,6 +133,12 @@ def _failures_in_evaluation() -> Iterator[None]:
         raise type(error)(f"evaluation: {error}") from error.__cause__
 
 
+def episodes_of_each(num_episodes: int, num_envs: int) -> list[int]:
+    """Return how many episodes of each environment an evaluation counts, the first ones."""
+    share, rest = divmod(num_episodes, num_envs)
+    return [share + (i < rest) for i in range(num_envs)]
+
+
 @_failures_in_evaluation()
 def evaluate_actor(
     actor: Actor,
@@ -153,8 +159,7 @@ def evaluate_actor(
         raise Paused
     if max_steps is None:
         max_steps = MAX_EPISODE_STEPS if env.has_time_limit else MAX_STEPS_WITHOUT_LIMIT
-    share, rest = divmod(num_episodes, env.num_envs)
-    quota = [share + (i < rest) for i in range(env.num_envs)]
+    quota = episodes_of_each(num_episodes, env.num_envs)
     finished: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
     obs = env.reseed(seed)
     actor.reset(np.ones(env.num_envs, bool))

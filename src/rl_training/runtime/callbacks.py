@@ -15,7 +15,7 @@ import numpy as np
 from rl_training import checkpointing
 from rl_training._internal.coerce import require
 from rl_training.errors import ConfigError, Paused, did_you_mean
-from rl_training.eval import EvalResult, evaluate_actor
+from rl_training.eval import EvalResult, episodes_of_each, evaluate_actor
 from rl_training.runtime.episode_info import EpisodeInfo
 from rl_training.seeding import stream_seed, torch_stream
 from rl_training.types import Array, Episode, Obs
@@ -328,7 +328,7 @@ class EvaluationCallback(Callback):
         trainer.activity = "evaluating"
         try:
             env = self._open(trainer)
-            quota = _episodes_of_each(self.episodes, env.num_envs)
+            quota = episodes_of_each(self.episodes, env.num_envs)
             info = EpisodeInfo(config.log_info, quota=quota)
             if config.log_info:
                 env.watch_episodes(info.add)
@@ -364,12 +364,6 @@ class EvaluationCallback(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state."""
         self._last_step = int(state["last_step"])
-
-
-def _episodes_of_each(episodes: int, num_envs: int) -> list[int]:
-    """Return how many episodes of each environment `evaluate_actor` counts, the first ones."""
-    share, rest = divmod(episodes, num_envs)
-    return [share + (i < rest) for i in range(num_envs)]
 
 
 class CheckpointCallback(Callback):
