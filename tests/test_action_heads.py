@@ -24,7 +24,7 @@ from rl_training.models.action_heads import (
 )
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.normalizer import RewardNormalizer, RunningNorm
-from rl_training.types import ActionSpec, Array, ArraySpec, ObsSpec
+from rl_training.types import ActionSpec, Array, ArraySpec, ObsSpec, Rows
 
 D: Any = torch.distributions
 DRAWS = 200_000
@@ -464,7 +464,7 @@ def test_numpy_actor_normalizes_observations_as_the_torch_path_does(action: Acti
     model = vector_model(action, normalize_obs=True, clip_obs=1.5)
     rows = normal(500, 3, seed=4).float() * torch.tensor([5.0, 0.1, 1.0]) + 2.0
     plain = assert_numpy_equals_torch(model)
-    model.update_normalizer(rows, torch.ones(500, dtype=torch.bool))
+    model.update_normalizer(Rows(rows, torch.ones(500, dtype=torch.bool)))
     assert not np.array_equal(assert_numpy_equals_torch(model), plain)
     assert_numpy_equals_torch(model, spread=100.0)  # far beyond the clip
 
@@ -486,7 +486,7 @@ def test_numpy_actor_sees_weights_and_statistics_as_they_become(action: ActionSp
         ppo.update(batch)
     after = assert_numpy_equals_torch(model)
     assert not np.array_equal(after, before)
-    model.update_normalizer(batch["obs"] * 3, torch.ones(32, dtype=torch.bool))
+    model.update_normalizer(Rows(batch["obs"] * 3, torch.ones(32, dtype=torch.bool)))
     assert not np.array_equal(assert_numpy_equals_torch(model), after)
     model.load_state_dict(vector_model(action, normalize_obs=True).state_dict())
     np.testing.assert_array_equal(assert_numpy_equals_torch(model), before)

@@ -1,4 +1,4 @@
-"""`GradientStep`: order of reduce, clip and step; placement; train and eval mode; targets."""
+"""`GradientStep`: adding, clipping, stepping; placement; train and eval mode; targets."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rl_training.algorithms.gradient_step import (
 )
 from rl_training.algorithms.module_mode import changing_buffers, mode_dependent
 from rl_training.algorithms.optimizers import Optimizer
+from rl_training.communicator import SHARD_WEIGHT, Communicator, add_in_order
 from rl_training.errors import ConfigError
 from rl_training.models.encoders import FlattenEncoder
 from rl_training.models.normalizer import RunningNorm
@@ -49,53 +50,54 @@ def linear(seed: int = 0) -> nn.Module:
 BATCH = {"x": torch.randn(5, 3, generator=torch.Generator().manual_seed(0))}
 
 
-# -- reduce, clip, step ----------------------------------------------------------------------------
+# -- add, clip, step -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "device"), MODES[:2])
-@pytest.mark.parametrize("factor", [0.5, 2.0, 1.0])
-def test_the_gradient_is_clipped_after_it_is_reduced(mode: Any, device: str, factor: float) -> None:
-    """d(w . x)/dw = x with norm 5; the limit of 4 applies to 2.5, 10 and 5."""
+def weighted(x: list[float], weight: float | None = None) -> dict[str, Tensor]:
+    """One row, with the share of its shard."""
+    batch = {"x": torch.tensor([x])}
+    return batch if weight is None else {**batch, SHARD_WEIGHT: torch.tensor(weight)}
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("limit", [4.0, 100.0])
+def test_gradients_of_shards_are_added_and_then_clipped(mode: Any, limit: float) -> None:
+    """d(w . x)/dw = x: shares of 1/4 and 3/4 of (12, 0) and (0, 16/3) give (3, 4), of norm 5."""
     layer = nn.Linear(2, 1, bias=False)
-    seen = []
+    step = GradientStep(
+        layer,
+        lambda batch: {"loss": layer(batch["x"]).sum(), "size": batch["x"].sum(), **batch},
+        learning_rate=0.1,
+        max_grad_norm=limit,
+        acceleration=mode,
+        communicator=Communicator(2),
+    )
+    metrics = step(weighted([12.0, 0.0], 0.25), weighted([0.0, 16 / 3], 0.75))
+    assert float(metrics["size"]) == pytest.approx(0.25 * 12 + 0.75 * 16 / 3)
+    assert [row.tolist() for row in metrics["x"]] == [[[12.0, 0.0]], [[0.0, pytest.approx(16 / 3)]]]
+    applied = step.moments["exp_avg"] / 0.1  # Adam's first average, from zero
+    norm = min(5.0, limit)
+    assert applied.tolist() == pytest.approx([0.6 * norm, 0.8 * norm], rel=1e-5)
 
-    def reduce(gradient: Tensor, metrics: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        seen.append(gradient.tolist())
-        return gradient * factor, {"loss": metrics["loss"] * 0 + 7}
 
+def test_shards_without_weights_have_equal_shares() -> None:
+    layer = nn.Linear(2, 1, bias=False)
     step = GradientStep(
         layer,
         lambda batch: {"loss": layer(batch["x"]).sum()},
         learning_rate=0.1,
-        max_grad_norm=4.0,
-        acceleration=mode,
-        reduce=reduce,
+        communicator=Communicator(4),
     )
-    metrics = step({"x": torch.tensor([[3.0, 4.0]], device=device)})
-    assert seen == [pytest.approx([3.0, 4.0])], "reduce gets the gradient as it is, once"
-    assert float(metrics["loss"]) == 7.0
-    applied = step.moments["exp_avg"] / 0.1  # Adam's first average, from zero
-    norm = min(5 * factor, 4.0)
-    assert applied.tolist() == pytest.approx([0.6 * norm, 0.8 * norm], rel=1e-5)
+    step(*(weighted([float(4 * i), 1.0]) for i in range(4)))
+    assert (step.moments["exp_avg"] / 0.1).tolist() == pytest.approx([6.0, 1.0])
 
 
-@pytest.mark.parametrize(("mode", "device"), MODES[:2])
-def test_an_identity_reduce_changes_nothing(mode: Any, device: str) -> None:
-    found = []
-    for reduce in (None, lambda gradient, metrics: (gradient, metrics)):
-        module = linear().to(device)
-        step = GradientStep(
-            module,
-            squared_loss(module),
-            learning_rate=0.1,
-            max_grad_norm=0.1,
-            acceleration=mode,
-            reduce=reduce,
-        )
-        for _ in range(3):
-            step(BATCH)
-        found.append(weights(module))
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-7)
+def test_rows_are_added_from_first_to_last() -> None:
+    """In float32 (1 + 1e8) - 1e8 is 0 and 1 + (1e8 - 1e8) is 1."""
+    rows = torch.tensor([[1.0, 1e8], [1e8, -1e8], [-1e8, 1.0]])
+    assert add_in_order(rows).tolist() == [0.0, 1.0]
+    assert add_in_order(rows[:1]).tolist() == [1.0, 1e8]
+    assert rows[0].tolist() == [1.0, 1e8], "the rows are left as they are"
 
 
 @pytest.mark.parametrize(("mode", "device"), MODES)

@@ -20,7 +20,7 @@ from rl_training.models.encoders import EncoderConfig, ImageEncoder, make_encode
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.runtime.workflows import load_policy, resume_training
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec
+from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Rows
 
 FRAMES = ObsSpec({"": ArraySpec((4, 84, 84), "uint8")})
 PUSH = ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,))
@@ -144,7 +144,7 @@ def test_normalising_pixels_is_refused_and_vectors_beside_them_are_normalised() 
     model = MLPActorCritic(both, PUSH, normalize_obs=True, hidden_sizes=())
     obs = {"eye": images(8, (1, 40, 40)), "speed": torch.randn(8, 2) * 50}
     before = model.value(obs)
-    model.update_normalizer(obs, torch.ones(8, dtype=torch.bool))
+    model.update_normalizer(Rows(obs, torch.ones(8, dtype=torch.bool)))
     assert not torch.allclose(model.value(obs), before)
 
 

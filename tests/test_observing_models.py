@@ -31,7 +31,7 @@ from rl_training.models.observing import ObservingModule, update_normalizers
 from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
 from rl_training.models.recurrent.lstm import LSTM
 from rl_training.models.user_class import UserClass
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec
+from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Rows
 
 VECTOR = ObsSpec({"": ArraySpec((3,), "float32")})
 IMAGE = ObsSpec({"": ArraySpec((1, 36, 36), "uint8")})
@@ -166,7 +166,7 @@ def check_normalizes(name: str, spec: ObsSpec) -> None:
     obs, rows = scaled(observations(spec)), scaled(observations(spec, 200, seed=1))
     for before, expected in zip(outputs(model, obs), outputs(plain, obs), strict=True):
         assert not torch.equal(before, expected)  # clipped, though nothing was learnt yet
-    update_normalizers(model, rows, ALL)
+    update_normalizers(model, Rows(rows, ALL))
     wanted = outputs(plain, standardized(obs, rows, 1.5))
     for actual, expected in zip(outputs(model, obs), wanted, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -202,8 +202,8 @@ def test_the_mask_is_no_feature(name: str) -> None:
 def test_rows_that_are_not_valid_are_left_out(name: str) -> None:
     some, all_of_them = made(name, normalize_obs=True), made(name, normalize_obs=True)
     rows, valid = observations(VECTOR, 200), torch.arange(200) < 50
-    some.update_normalizer(rows, valid)
-    all_of_them.update_normalizer(rows[:50], ALL[:50])
+    some.update_normalizer(Rows(rows, valid))
+    all_of_them.update_normalizer(Rows(rows[:50], ALL[:50]))
     norms = [part for part in some.modules() if isinstance(part, RunningNorm)]
     assert len(norms) == 1
     assert norms[0].frozen_between_updates
@@ -216,7 +216,7 @@ def test_rows_that_are_not_valid_are_left_out(name: str) -> None:
 def test_without_normalize_obs_there_is_nothing_to_update_or_save(name: str) -> None:
     model = made(name)
     before = copy.deepcopy(model.state_dict())
-    model.update_normalizer(observations(VECTOR), ALL[:ROWS])
+    model.update_normalizer(Rows(observations(VECTOR), ALL[:ROWS]))
     assert not [key for key in before if "norm" in key]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -239,7 +239,7 @@ def test_numpy_acts_as_torch_does(name: str, normalize: bool) -> None:
     noise = model.head.draw_noise((ROWS,), torch.Generator().manual_seed(2))
     for shown in (0, 1):
         if shown:  # the function reads the statistics of the model, also those that come later
-            model.update_normalizer(scaled(observations(VECTOR, 200, seed=1)), ALL)
+            model.update_normalizer(Rows(scaled(observations(VECTOR, 200, seed=1)), ALL))
         for given in (None, noise):
             for a, b in zip(*both(model, act, obs, given), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -289,14 +289,14 @@ def test_all_networks_inside_a_module_are_updated_and_copies_are_their_own(of_sa
     target = copy.deepcopy(networks.critics)
     rows = scaled(observations(VECTOR, 200))
     if of_sac:
-        update_normalizers(model, rows, ALL)
+        update_normalizers(model, Rows(rows, ALL))
     else:
-        networks.update_normalizer(rows, ALL)
+        networks.update_normalizer(Rows(rows, ALL))
     counts = [float(part.count) for part in model.modules() if isinstance(part, RunningNorm)]
     assert counts == [200.0, 200.0]
     obs = scaled(observations(VECTOR))
     assert not torch.allclose(outputs(target, obs)[0], outputs(networks.critics, obs)[0])
-    update_normalizers(target, rows, ALL)
+    update_normalizers(target, Rows(rows, ALL))
     assert torch.equal(outputs(target, obs)[0], outputs(networks.critics, obs)[0])
 
 

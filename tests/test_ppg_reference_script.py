@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from reference_runs import load_script, printed_twice
+from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.ppg import PPG, PPGConfig
 from rl_training.config import TrainConfig, config_from_file
 from rl_training.data.rollout_buffer import RolloutBuffer
@@ -266,6 +267,12 @@ def test_same_weights_say_the_same(script: Any, dtype: torch.dtype, tolerance: f
     assert ("aux_value", "policy_head.weight") in untouched
 
 
+def standardised(minibatch: dict[str, Any]) -> dict[str, Any]:
+    """The minibatch as the learner makes it."""
+    ((result,),) = combine_minibatches([[minibatch]], norm_adv=True)
+    return result
+
+
 @pytest.mark.parametrize("max_grad_norm", [0.1, 1e3])
 def test_a_policy_step_agrees(script: Any, max_grad_norm: float) -> None:
     twins = Twins(script, max_grad_norm=max_grad_norm)
@@ -274,7 +281,7 @@ def test_a_policy_step_agrees(script: Any, max_grad_norm: float) -> None:
         losses = script.policy_update(
             twins.agent, twins.optimizers.policy, as_script_rows(minibatch), twins.args
         )
-        metrics = twins.ppg.update(minibatch)
+        metrics = twins.ppg.update(standardised(minibatch))
         for name, by_package in SAME_METRICS.items():
             close(metrics[by_package], losses[name], 1e-10, name)
         assert 0 < float(metrics["clip_fraction"]) < 1
@@ -309,8 +316,8 @@ def test_an_auxiliary_phase_agrees(script: Any) -> None:
         script.policy_update(
             twins.agent, twins.optimizers.policy, as_script_rows(minibatch), twins.args
         )
-        twins.ppg.update(minibatch)
-        twins.ppg.kept = [{name: half[name] for name in ("obs", "returns")} for half in halves]
+        twins.ppg.update(standardised(minibatch))
+        twins.ppg.kept = [[{name: half[name] for name in ("obs", "returns")} for half in halves]]
         losses = script.auxiliary_phase(
             twins.agent, twins.optimizers, halves, twins.args, twins.order
         )
@@ -319,7 +326,7 @@ def test_an_auxiliary_phase_agrees(script: Any) -> None:
             assert metrics[f"auxiliary/{name}"] == pytest.approx(loss, abs=1e-10), name
         assert losses["clone_kl"] > 1e-5, "a teacher that moves along is never far"
         assert twins.ppg.auxiliary_phases == phase
-        assert not twins.ppg.kept
+        assert twins.ppg.kept == [[]]
         twins.check(1e-10)
 
 
@@ -476,7 +483,7 @@ class Runs:
         for name in ("advantages", "returns"):
             grid = getattr(self.recorder.buffer, name).flatten()[valid]
             close(grid, batch[name], 100 * self.tolerance, name)
-        assert len(twins.ppg.kept) == len(self.kept)
+        assert len(twins.ppg.kept[0]) == len(self.kept)
         twins.check(self.tolerance, still=() if twins.ppg.auxiliary_phases else ("aux_head",))
         self.clipped += metrics["losses/clip_fraction"]
         return metrics
@@ -504,7 +511,7 @@ def test_script_and_package_take_the_same_steps(
             runs.restart()
     runs.env.close()
     assert twins.ppg.auxiliary_phases == 2
-    assert len(twins.ppg.kept) == 1
+    assert len(twins.ppg.kept[0]) == 1
     assert runs.terminated >= 5
     assert runs.truncated >= 5
     assert runs.both >= 3

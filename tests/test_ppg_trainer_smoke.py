@@ -57,7 +57,7 @@ def test_its_knobs_and_its_seed_reach_what_is_built(make_config: MakeConfig) -> 
     assert model.actor.activation == model.critic.activation == "relu"
     assert model.encode(torch.full((1, 4), 1e9))[0].tolist() == [[3.0] * 4]
     expected = torch_stream(config.seed, "minibatches")
-    assert torch.equal(trainer.algorithm.generator.get_state(), expected.get_state())
+    assert torch.equal(trainer.algorithm.generators[0].get_state(), expected.get_state())
 
 
 def test_an_encoder_of_the_users_own_is_below_the_trunk(make_config: MakeConfig) -> None:

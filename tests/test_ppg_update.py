@@ -196,8 +196,8 @@ def auxiliary_phase(beta_clone: float) -> dict[str, float]:
     for seed in range(8):
         ppg.learn(make_rollout(seed), Progress(0, 1000))
     model: Any = ppg.model
-    obs = torch.cat([one["obs"] for one in ppg.kept])
-    returns = torch.cat([one["returns"] for one in ppg.kept])
+    obs = torch.cat([one["obs"] for one in ppg.kept[0]])
+    returns = torch.cat([one["returns"] for one in ppg.kept[0]])
 
     def look() -> tuple[Tensor, float, float]:
         with torch.no_grad():
@@ -232,7 +232,7 @@ def test_an_auxiliary_phase_comes_after_so_many_policy_phases() -> None:
     losses = [one["auxiliary/aux_value_loss"] for one in seen[2:]]
     assert losses[0] == losses[1] == losses[2] != losses[3] == losses[4]
     assert ppg.auxiliary_phases == 2
-    assert len(ppg.kept) == 1
+    assert len(ppg.kept[0]) == 1
 
 
 def test_its_steps_are_counted_and_use_the_annealed_rate() -> None:
@@ -250,8 +250,8 @@ def test_rollouts_are_copied_before_their_memory_is_written_again() -> None:
     obs, returns = rollout.obs.clone(), rollout.returns.clone()  # type: ignore[union-attr]
     for tensor in (rollout.obs, rollout.returns):
         tensor.fill_(-1.0)  # type: ignore[union-attr]
-    torch.testing.assert_close(ppg.kept[0]["obs"], obs.flatten(0, 1))
-    torch.testing.assert_close(ppg.kept[0]["returns"], returns.flatten())
+    torch.testing.assert_close(ppg.kept[0][0]["obs"], obs.flatten(0, 1))
+    torch.testing.assert_close(ppg.kept[0][0]["returns"], returns.flatten())
 
 
 def test_without_rollouts_there_is_nothing_to_learn() -> None:
@@ -268,7 +268,7 @@ def test_a_saved_state_goes_on_exactly_wherever_in_the_cycle(done: int) -> None:
     torch.manual_seed(99)
     other = make_ppg(MLPPPGModel(OBS, ACTION, hidden_sizes=(32, 32), value_sizes=(16,)))
     other.load_state_dict(state)
-    assert len(other.kept) == done % 3
+    assert len(other.kept[0]) == done % 3
     assert other.auxiliary_phases == done // 3
     for i in range(done, done + 4):
         assert learnt_metrics(one, make_rollout(i)) == learnt_metrics(other, make_rollout(i))
@@ -292,13 +292,13 @@ def test_rows_that_are_only_resets_are_not_learnt() -> None:
         super(PPG, ppg).learn(rollout, HALFWAY)
         (kept,) = [{k: v.clone() for k, v in rollout.flat().items()}]
         kept["returns"] += noise * (1 - kept["mask"])
-        ppg.kept = [{k: kept[k] for k in ("obs", "returns", "mask")}]
+        ppg.kept[0] = [{k: kept[k] for k in ("obs", "returns", "mask")}]
         ppg.auxiliary_update()
         ends.append(parameters(ppg.model))  # type: ignore[arg-type]
     assert torch.equal(*ends)
     ppg = make_ppg(policy_phases=2)
     ppg.learn(make_rollout(0, masked=True), HALFWAY)
-    assert ppg.kept[0]["mask"].mean() == 0.75
+    assert ppg.kept[0][0]["mask"].mean() == 0.75
 
 
 def test_illegal_actions_stay_illegal_and_the_kl_finite() -> None:

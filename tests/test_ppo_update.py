@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.acceleration import Acceleration
+from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.metrics import explained_variance
-from rl_training.algorithms.ppo import PPO, PPOConfig, normalize_advantages, ppo_loss
+from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.types import ActionSpec, Array, ArraySpec, ObsSpec, Progress, VectorStep
@@ -178,38 +179,54 @@ def test_masked_rows_have_no_gradient() -> None:
         assert leaf.grad.abs().sum() > 0, name
 
 
+def normalized(advantages: Tensor, mask: Tensor | None) -> Tensor:
+    """The standardised advantages of one minibatch."""
+    minibatch = {"advantages": advantages} | ({} if mask is None else {"mask": mask})
+    ((result,),) = combine_minibatches([[minibatch]], norm_adv=True)
+    standardised: Tensor = result["advantages"]
+    return standardised
+
+
+def test_advantages_are_standardised_as_by_torch() -> None:
+    """By merged moments: the same as by mean and std to rounding, each minibatch for itself."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = torch.randn(3, 64, generator=generator, dtype=torch.float64) * 7 + 3
+    found = combine_minibatches([[{"advantages": row} for row in drawn]], norm_adv=True)
+    for row, (one,) in zip(drawn, found, strict=True):
+        expected = (row - row.mean()) / (row.std() + 1e-8)
+        torch.testing.assert_close(one["advantages"], expected, rtol=1e-12, atol=1e-12)
+
+
 def test_normalized_advantages_have_mean_0_and_deviation_1() -> None:
     """Mean 3, unbiased variance (4 + 1 + 0 + 1 + 4) / 4 = 2.5."""
-    normal = normalize_advantages(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), None)
+    normal = normalized(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), None)
     assert normal.tolist() == pytest.approx([d / math.sqrt(2.5) for d in (-2, -1, 0, 1, 2)])
 
 
 def test_normalized_advantages_over_a_mask_are_those_of_the_rows_kept() -> None:
     advantages = torch.tensor([1.0, 100.0, 3.0, -50.0, 8.0])
     mask = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0])
-    normal = normalize_advantages(advantages, mask)
-    expected = normalize_advantages(advantages[mask > 0], None)
+    normal = normalized(advantages, mask)
+    expected = normalized(advantages[mask > 0], None)
     torch.testing.assert_close(normal[mask > 0], expected)
-    torch.testing.assert_close(
-        normalize_advantages(advantages, torch.ones(5)), normalize_advantages(advantages, None)
-    )
+    torch.testing.assert_close(normalized(advantages, torch.ones(5)), normalized(advantages, None))
 
 
 @pytest.mark.parametrize("mask", [torch.zeros(4), torch.tensor([0.0, 1.0, 0.0, 0.0])])
 def test_normalizing_hardly_any_rows_stays_finite(mask: Tensor) -> None:
-    assert torch.isfinite(normalize_advantages(torch.tensor([5.0, -2.0, 0.0, 1.0]), mask)).all()
+    assert torch.isfinite(normalized(torch.tensor([5.0, -2.0, 0.0, 1.0]), mask)).all()
 
 
 def test_equal_advantages_normalize_to_zero() -> None:
     for mask in (None, torch.ones(3)):
-        assert normalize_advantages(torch.full((3,), 4.0), mask).tolist() == [0.0, 0.0, 0.0]
+        assert normalized(torch.full((3,), 4.0), mask).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_explained_variance_of_known_cases() -> None:
     returns = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
     def of(values: Tensor, returns: Tensor = returns, **extra: Tensor) -> float:
-        return float(explained_variance({"returns": returns, "values": values, **extra}))
+        return float(explained_variance([{"returns": returns, "values": values, **extra}]))
 
     assert of(returns) == pytest.approx(1.0)
     assert of(returns + 10.0) == pytest.approx(1.0)
@@ -308,11 +325,14 @@ def test_prepare_fills_what_the_model_says_of_the_rollout() -> None:
     torch.testing.assert_close(rollout.returns, rollout.advantages + rollout.values)
 
 
-def test_loss_normalizes_advantages_only_where_asked() -> None:
+def test_an_epoch_normalizes_advantages_only_where_asked() -> None:
     for norm_adv in (False, True):
         ppo, rollout = make_ppo(norm_adv=norm_adv), make_rollout()
         ppo.prepare(rollout, START)
-        batch = rollout.flat()
+        order = torch.Generator()
+        order.set_state(ppo.generators[0].get_state())
+        (batch,) = rollout.iter_minibatches(1, generator=order)
+        ((given,),) = ppo.epoch([rollout], 1)
         now = ppo.model.evaluate(batch)
         advantages = batch["advantages"]
         if norm_adv:
@@ -325,7 +345,7 @@ def test_loss_normalizes_advantages_only_where_asked() -> None:
             "new_values": now.value,
         }
         expected = ppo_loss(full, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5)
-        for name, loss in ppo.loss(batch).items():
+        for name, loss in ppo.loss(given).items():
             torch.testing.assert_close(loss, expected[name], msg=name)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training.models.encoders import EncoderConfig
 from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
 from rl_training.models.recurrent.lstm import LSTM
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Remembered
+from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Remembered, Rows
 
 VECTOR = ObsSpec({"": ArraySpec((3,), "float32")})
 IMAGE = ObsSpec({"": ArraySpec((1, 36, 36), "uint8")})
@@ -133,7 +133,9 @@ def test_no_environment_is_moved_by_anothers_history(
 def test_numpy_acts_as_torch_does(action_spec: ActionSpec, shared: bool, normalize: bool) -> None:
     model = actor_critic(VECTOR, action_spec, shared_lstm=shared, normalize_obs=normalize)
     obs = observations(VECTOR, LENGTH, ROWS)
-    model.update_normalizer(obs.flatten(0, 1) * 3 + 1, torch.ones(LENGTH * ROWS, dtype=torch.bool))
+    model.update_normalizer(
+        Rows(obs.flatten(0, 1) * 3 + 1, torch.ones(LENGTH * ROWS, dtype=torch.bool))
+    )
     act = model.numpy_actor()
     assert act is not None
     state, other = model.initial_state(ROWS), np.zeros((ROWS, model.state_size), np.float32)

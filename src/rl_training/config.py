@@ -146,6 +146,10 @@ class TrainConfig(Generic[AlgoConfig]):
     num_envs: int = _DefaultNumber()
     """Number of parallel environments; by default 8 for algorithms that learn from rollouts and 1
     for those with a replay buffer."""
+    shards: int = 1
+    """Number of logical shards that environments, random numbers and the replay buffer are divided
+    into, a divisor of num_envs. What is learnt depends on it, not on how many processes (torchrun)
+    execute the shards."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of gymnasium.make (on the command line as YAML: '{gravity: -5.0}')."""
     vectorization: Literal["sync", "async", "native"] = "sync"
@@ -238,6 +242,7 @@ class TrainConfig(Generic[AlgoConfig]):
         if self.algo_kwargs == algo_config_type(self.algo)():
             given = cast("AlgoConfig", None)  # the defaults, also of a copy by dataclasses.replace
         object.__setattr__(self, "_given_algo_kwargs", given)
+        require(1 <= self.shards <= _MAX_ENVS, "shards", f"1 to {_MAX_ENVS:,}", self.shards)
         for name in not_given:
             object.__setattr__(self, name, _DefaultNumber(self._computed(name)))
         require(self.seed >= 0, "seed", "zero or more", self.seed)
@@ -246,6 +251,8 @@ class TrainConfig(Generic[AlgoConfig]):
         most = _MAX_WORKERS if self.vectorization == "async" else _MAX_ENVS
         rule = f"at most {most:,} with vectorization: {self.vectorization}"
         require(self.num_envs <= most, "num_envs", rule, self.num_envs)
+        rule = f"a divisor of num_envs = {self.num_envs}"
+        require(self.num_envs % self.shards == 0, "shards", rule, self.shards)
         for name in ("eval_interval", "eval_episodes", "checkpoint_interval"):
             require(getattr(self, name) >= 0, name, "zero or more", getattr(self, name))
         steps = self.log_interval_steps
@@ -263,7 +270,9 @@ class TrainConfig(Generic[AlgoConfig]):
                 "'wrappers' cannot be put around a native vector; use vectorization: sync or async"
             )
         self._check_atari()
-        check_settings(self.algo, acceleration=self.acceleration, overlap=self.overlap)
+        check_settings(
+            self.algo, acceleration=self.acceleration, overlap=self.overlap, shards=self.shards
+        )
         self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
 
     def _not_given(self) -> list[str]:
@@ -276,7 +285,8 @@ class TrainConfig(Generic[AlgoConfig]):
     def _computed(self, name: str) -> int:
         """Return the value of a setting that was not given."""
         if name == "num_envs":
-            return int(getattr(self.algo_kwargs, "default_num_envs", 1))
+            least = int(getattr(self.algo_kwargs, "default_num_envs", 1))
+            return -(-least // self.shards) * self.shards
         return max(1, self.total_timesteps // 10)
 
     def _check_atari(self) -> None:
@@ -286,7 +296,9 @@ class TrainConfig(Generic[AlgoConfig]):
             native_atari = self.preprocessing == "atari" and self.vectorization == "native"
             if not native_atari:
                 raise ConfigError("'overlap' needs preprocessing: atari and vectorization: native")
-            require(self.num_envs % 2 == 0, "num_envs", "even with overlap", self.num_envs)
+            halved = self.num_envs // self.shards % 2 == 0
+            rule = "even with overlap" + (" in each shard" if self.shards > 1 else "")
+            require(halved, "num_envs", rule, self.num_envs)
 
     def _typed_algo_kwargs(self) -> Any:
         wanted = algo_config_type(self.algo)

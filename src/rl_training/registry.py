@@ -35,6 +35,8 @@ _DISCRETE, _BOUNDED_BOX = "Discrete", "bounded Box"
 _ANY_ACTION = (_DISCRETE, _BOUNDED_BOX, "unbounded Box", "MultiDiscrete", "MultiBinary")
 _ANY_OBSERVATION = (VECTOR, IMAGE, DICT)
 _ANY_ACCELERATION = ("eager", "compile", "cudagraph")
+TORCHRUN = "torchrun"
+_ANY_ENGINE = ("local", TORCHRUN)
 
 
 class Entry(NamedTuple):
@@ -54,6 +56,10 @@ class Entry(NamedTuple):
     """Whether it respects action masks."""
     accelerations: tuple[str, ...] = ("eager",)
     """Allowed values of ``acceleration``."""
+    engines: tuple[str, ...] = ("local",)
+    """What can run it: "local", one process and one shard; "torchrun", any number of shards in one
+    process or in several. Of an entry with "torchrun", `AlgorithmSpec.build` takes a `Communicator`
+    and `AlgorithmSpec.actor` a shard."""
     class_name: str = ""
     """Name of its managed class; unset: the algorithm's name in capital letters."""
     title: str = ""
@@ -122,6 +128,7 @@ ALGORITHMS = Registry(
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
             title="Proximal policy optimisation",
         ),
         "a2c": Entry(
@@ -131,6 +138,7 @@ ALGORITHMS = Registry(
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
             title="Advantage actor-critic",
         ),
         "recurrent_ppo": Entry(
@@ -141,6 +149,7 @@ ALGORITHMS = Registry(
             memory=True,
             masks=True,
             class_name="RecurrentPPO",
+            engines=_ANY_ENGINE,
             title="PPO with an LSTM",
         ),
         "ppg": Entry(
@@ -150,6 +159,7 @@ ALGORITHMS = Registry(
             observations=(VECTOR, DICT),
             masks=True,
             accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
             title="Phasic policy gradient",
         ),
         "dqn": Entry(
@@ -159,6 +169,7 @@ ALGORITHMS = Registry(
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
             title="Deep Q-learning",
         ),
         "drqn": Entry(
@@ -166,6 +177,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.drqn_trainer:SPEC",
             actions=(_DISCRETE,),
             memory=True,
+            engines=_ANY_ENGINE,
             title="Deep recurrent Q-learning",
         ),
         "sac": Entry(
@@ -174,6 +186,7 @@ ALGORITHMS = Registry(
             actions=(_BOUNDED_BOX,),
             observations=_ANY_OBSERVATION,
             accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
             title="Soft actor-critic",
         ),
         "td3": Entry(
@@ -182,6 +195,7 @@ ALGORITHMS = Registry(
             actions=(_BOUNDED_BOX,),
             observations=_ANY_OBSERVATION,
             accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
             title="Twin delayed DDPG",
         ),
     }
@@ -231,9 +245,12 @@ def config_type(name: str) -> type[Any]:
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def check_settings(name: str, *, acceleration: str, overlap: bool) -> None:
+def check_settings(name: str, *, acceleration: str, overlap: bool, shards: int = 1) -> None:
     """Refuse settings of a run that an algorithm does not support."""
     entry = find_entry(name)
+    if shards > 1 and TORCHRUN not in entry.engines:
+        others = _others(lambda one: TORCHRUN in one.engines)
+        raise ConfigError(f"'shards' must be 1 for {name}; got {shards}{others}")
     if acceleration not in entry.accelerations:
         raise ConfigError(
             f"'acceleration' must be {' or '.join(entry.accelerations)} for {name}; got"

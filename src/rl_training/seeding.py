@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,11 @@ def stream_seed(seed: int, name: str, *keys: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def shard_key(shard: int) -> tuple[int, ...]:
+    """Return the key of a shard's substream; the first shard has the stream itself."""
+    return (shard,) if shard else ()
+
+
 def torch_stream(
     seed: int, name: str, *keys: int, device: torch.device | str = "cpu"
 ) -> torch.Generator:
@@ -24,3 +30,8 @@ def torch_stream(
     import torch
 
     return torch.Generator(device=device).manual_seed(stream_seed(seed, name, *keys))
+
+
+def shard_streams(seed: int, name: str, shards: Iterable[int]) -> list[torch.Generator]:
+    """Return a generator for each shard, at the start of its stream ``name``."""
+    return [torch_stream(seed, name, *shard_key(shard)) for shard in shards]

@@ -29,6 +29,11 @@ class RunSettings(Protocol):
         ...
 
     @property
+    def shards(self) -> int:
+        """Number of logical shards, a divisor of the number of environments."""
+        ...
+
+    @property
     def normalize_reward(self) -> bool:
         """Whether rewards are scaled by running statistics."""
         ...
@@ -108,6 +113,14 @@ class EnvInfo(NamedTuple):
     """Whether rows may be reset-only (``valid`` False)."""
     device: str = "cpu"
     """Device on which the experience is produced."""
+
+
+class Rows(NamedTuple):
+    """Flat rows of raw observations."""
+
+    obs: Any
+    valid: Any
+    """A tensor: False on a row that is not counted."""
 
 
 class Remembered(NamedTuple):

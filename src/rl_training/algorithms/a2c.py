@@ -7,12 +7,13 @@ together and their transitions make up one update, so that a run is deterministi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
 from rl_training._internal.coerce import require
+from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.ppo import OnPolicyConfig, OnPolicyLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
@@ -83,7 +84,7 @@ class A2C(OnPolicyLearner):
 
     def learn(
         self,
-        experience: RolloutBuffer,
+        experience: RolloutBuffer | Sequence[RolloutBuffer],
         progress: Progress,
         stop: StopRequest = never,
         *,
@@ -95,11 +96,13 @@ class A2C(OnPolicyLearner):
         requests it before the step; the state before the call must then be restored.
         """
         del updates
-        self.prepare(experience, progress)
+        rollouts = self.prepare(experience, progress)
         if stop():
             raise Paused
-        self.update(experience.flat())
-        self.finish(experience)
+        whole = [[rollout.flat()] for rollout in rollouts]
+        for batches in combine_minibatches(whole, self.communicator, norm_adv=self.config.norm_adv):
+            self.update(*batches)
+        self.finish(rollouts)
         return 1
 
     def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:

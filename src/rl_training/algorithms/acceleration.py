@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rl_training.communicator import Communicator
 from rl_training.errors import ConfigError
 
 Acceleration = Literal["eager", "compile", "cudagraph"]
@@ -30,6 +31,16 @@ def graphed(
     if mode != "cudagraph":
         return function
     return cast("Function", CudaGraph(function, device, copies=copies))
+
+
+def graphed_update(
+    function: Function, mode: Acceleration, device: torch.device, communicator: Communicator
+) -> Function:
+    """Return a whole update as a CUDA graph in mode ``cudagraph``.
+
+    An update that communicates between processes stays as it is: its gradient steps are graphs.
+    """
+    return graphed(function, mode if communicator.is_local else "eager", device, copies=False)
 
 
 class CudaGraph:

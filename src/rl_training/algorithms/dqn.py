@@ -82,10 +82,10 @@ class DQN(QLearner):
         model: Any,
         config: DQNConfig,
         *,
-        generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
+        **shards: Any,
     ) -> None:
-        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        super().__init__(model, config, acceleration=acceleration, **shards)
         self.model: QNetwork = model
 
     def _beta(self, progress: Progress) -> float:

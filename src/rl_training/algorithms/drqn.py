@@ -62,10 +62,7 @@ class DRQNConfig(QLearningConfig):
     def _check_batch(self) -> None:
         self._require(self.batch_sequences >= 1, "batch_sequences", "at least 1")
 
-    @property
-    def samples_per_update(self) -> int:
-        """How many sequences an update draws from the replay."""
-        return self.batch_sequences
+    samples_setting: ClassVar[str] = "batch_sequences"
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the rest of a config."""
@@ -125,10 +122,8 @@ class SequenceQNetwork(Protocol):
 class DRQN(QLearner):
     """Q-learning along sequences, from the recurrent states stored where they begin."""
 
-    def __init__(
-        self, model: Any, config: DRQNConfig, *, generator: torch.Generator | None = None
-    ) -> None:
-        super().__init__(model, config, generator=generator)
+    def __init__(self, model: Any, config: DRQNConfig, **shards: Any) -> None:
+        super().__init__(model, config, **shards)
         self.model: SequenceQNetwork = model
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -9,17 +9,21 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.acceleration import Acceleration, accelerate
+from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed
 from rl_training.algorithms.module_mode import (
     changing_buffers,
     mode_dependent,
+    refuse_changing_buffers,
     refuse_random_modules,
+    refuse_random_numbers,
     set_mode,
 )
 from rl_training.algorithms.optimizers import Optimizer, runs_compiled
+from rl_training.communicator import ALONE, Communicator, add_in_order, share
 
 LossFn = Callable[[Mapping[str, Any]], dict[str, Tensor]]
-Reduce = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+_CHECKED_CALLS = 3
+"""Calls of a run with several shards in which random numbers that a network draws are noticed."""
 
 
 class GradientStep:
@@ -30,12 +34,15 @@ class GradientStep:
     move the module to its device before. For a second loss over the same module, with a separate
     optimizer state, pass the first `GradientStep` as ``beside``.
 
-    A call computes the flat gradient, passes it and the metrics through ``reduce`` if given (for
-    example a mean over processes), clips it to ``max_grad_norm`` and applies the optimizer. Under
-    ``cudagraph``, ``reduce`` is captured with the rest. Weight decay does not apply to
-    ``no_decay``. ``module`` is in train mode during the call and in eval mode after it; other
-    modules that the loss uses keep their mode. The call returns the loss's tensors, detached and
-    still on the device.
+    A call takes a batch of each shard that this process executes (one, unless a ``communicator``
+    says otherwise). It computes the flat gradients of their losses, each times the shard's share in
+    the whole batch, adds those of all shards in their order (`Communicator.gather`), clips the sum
+    to ``max_grad_norm`` and applies the optimizer. Metrics, the loss's tensors of one number, are
+    added in the same way. Under ``cudagraph``, gradients are one graph and the rest is another if
+    there is communication between them. Weight decay does not apply to ``no_decay``. ``module`` is
+    in train mode during the call and in eval mode after it; other modules that the loss uses keep
+    their mode. The call returns the metrics, detached and still on the device; of tensors with more
+    than one number, it returns a tuple of one per local shard.
     """
 
     def __init__(
@@ -48,11 +55,14 @@ class GradientStep:
         optimizer: Optimizer = Optimizer(),  # noqa: B008 - frozen
         acceleration: Acceleration = "eager",
         beside: GradientStep | None = None,
-        reduce: Reduce | None = None,
+        communicator: Communicator = ALONE,
         no_decay: Iterable[nn.Parameter] = (),
     ) -> None:
         if acceleration == "cudagraph":
-            refuse_random_modules(module)
+            refuse_random_modules(module, "'acceleration' must be eager or compile", "cudagraph")
+        if communicator.shards > 1:
+            refuse_random_modules(module, "'shards' must be 1", "a run of several shards")
+            refuse_changing_buffers(module)
         self.flat: Tensor = flatten(trainable(module)) if beside is None else beside.flat
         self.optimizer = optimizer
         self.moments = optimizer.init_state(self.flat)
@@ -66,10 +76,17 @@ class GradientStep:
         self._apply = optimizer.update_function(
             device, acceleration, decayed=_decay_mask(module, no_decay)
         )
-        self._reduce = reduce
+        self._communicator = communicator
         self._max_norm = max_grad_norm
-        within = max_grad_norm if reduce is None else None
-        self._gradient = gradient_function(module, loss, within, acceleration)
+        self._names: tuple[str, ...] = ()
+        self._calls = 0
+        if communicator.alone:
+            self._gradient = gradient_function(module, loss, max_grad_norm, acceleration)
+        else:
+            self._gradient = gradient_function(module, loss, None, acceleration, communicator)
+        in_parts = acceleration if not communicator.is_local else "eager"
+        self._run_gradients = graphed(self._gradients, in_parts, device, copies=False)
+        self._run_step = graphed(self._add_and_step, in_parts, device, copies=False)
         self._switched = mode_dependent(module)
         self._places = _places_of(module)
         self._parts = [
@@ -90,24 +107,61 @@ class GradientStep:
         if self._rate_tensor is not None:
             self._rate_tensor.fill_(value)
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Compute the gradient, reduce it, clip it, and step."""
+    def __call__(self, *batches: Mapping[str, Any]) -> dict[str, Any]:
+        """Compute the gradient of every shard's batch, add them, clip the sum, and step."""
         self.check_placement()
-        if self._switched:
-            set_mode(self._switched, training=True)
-            try:
-                gradient, metrics = self._gradient(batch)
-            finally:
-                set_mode(self._switched, training=False)
-        else:
-            gradient, metrics = self._gradient(batch)
-        if self._reduce is not None:
-            gradient, metrics = self._reduce(gradient, metrics)
-            if self._max_norm is not None:
-                gradient = gradient * clip_scale(gradient, self._max_norm)
+        if self._communicator.alone:
+            (batch,) = batches
+            gradient, metrics = self._training_gradient(batch)
+            self._apply_gradient(gradient)
+            return {k: v if v.ndim == 0 else (v,) for k, v in metrics.items()}
+        rows, others = self._checked_gradients(batches)
+        metrics = self._run_step(self._communicator.gather(rows))
+        return {**metrics, **others}
+
+    def _training_gradient(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        if not self._switched:
+            return self._gradient(batch)
+        set_mode(self._switched, training=True)
+        try:
+            return self._gradient(batch)
+        finally:
+            set_mode(self._switched, training=False)
+
+    def _gradients(
+        self, *batches: Mapping[str, Any]
+    ) -> tuple[Tensor, dict[str, tuple[Tensor, ...]]]:
+        """Return, for each local shard, a row of its gradient and metrics; and other tensors."""
+        rows, others = [], []
+        for batch in batches:
+            gradient, tensors = self._training_gradient(batch)
+            numbers = {name: value for name, value in tensors.items() if value.ndim == 0}
+            self._names = tuple(numbers)
+            metrics = torch.stack(list(numbers.values())) * share(batch, self._communicator)
+            rows.append(torch.cat((gradient, metrics.to(gradient.dtype))))
+            others.append({k: value for k, value in tensors.items() if value.ndim})
+        return torch.stack(rows), {k: tuple(one[k] for one in others) for k in others[0]}
+
+    def _checked_gradients(self, batches: Sequence[Mapping[str, Any]]) -> Any:
+        """Refuse a network that draws random numbers: they would depend on the placement."""
+        self._calls += 1
+        if self._communicator.shards == 1 or not 1 < self._calls <= _CHECKED_CALLS:
+            return self._run_gradients(*batches)  # the first call may compile, which draws too
+        with refuse_random_numbers(self.flat.device):
+            return self._run_gradients(*batches)
+
+    def _add_and_step(self, rows: Tensor) -> dict[str, Tensor]:
+        """Add the rows of all shards, clip the gradient and step; return the metrics."""
+        total = add_in_order(rows)
+        gradient, metrics = total.split((len(self.flat), len(self._names)))
+        if self._max_norm is not None:
+            gradient = gradient * clip_scale(gradient, self._max_norm)
+        self._apply_gradient(gradient)
+        return dict(zip(self._names, metrics.unbind(), strict=True))
+
+    def _apply_gradient(self, gradient: Tensor) -> None:
         rate = self._learning_rate if self._rate_tensor is None else self._rate_tensor
         self._apply(self.flat, gradient, self.moments, rate)
-        return metrics
 
     def check_placement(self) -> None:
         """Raise an error if a parameter is no longer a view of the flat tensor.
@@ -251,27 +305,41 @@ class Target(Generic[Network]):
 
 # -- gradients -------------------------------------------------------------------------------------
 
+SharedLoss = Callable[[Mapping[str, Any]], tuple[Tensor, dict[str, Tensor]]]
+"""From a batch to what is differentiated, and the loss's tensors."""
 GradientFn = Callable[[Mapping[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
 
 def gradient_function(
-    module: nn.Module, loss: LossFn, max_norm: float | None, mode: Acceleration
+    module: nn.Module,
+    loss: LossFn,
+    max_norm: float | None,
+    mode: Acceleration,
+    communicator: Communicator = ALONE,
 ) -> GradientFn:
-    """Return a function from a batch to the flat gradient, clipped, and the metrics."""
+    """Return a function from a batch to the flat gradient, clipped, and the metrics.
+
+    With several shards it is the gradient of the loss times the share of the batch's shard.
+    """
+
+    def of_share(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        metrics = loss(batch)
+        if communicator.shards == 1:
+            return metrics["loss"], metrics
+        return metrics["loss"] * share(batch, communicator), metrics
+
     make = _eager if mode == "eager" else _compiled
-    return make(module, loss, max_norm)
+    return make(module, of_share, max_norm)
 
 
-def _eager(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
+def _eager(module: nn.Module, loss: SharedLoss, max_norm: float | None) -> GradientFn:
     parameters = trainable(module)
     # Reused by every call: allocating megabytes would take longer than the copy.
     flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
 
     def gradient(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        metrics = loss(batch)
-        parts = torch.autograd.grad(
-            metrics["loss"], parameters, allow_unused=True, materialize_grads=True
-        )
+        value, metrics = loss(batch)
+        parts = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
         torch.cat([part.reshape(-1) for part in parts], out=flat)
         if max_norm is not None:
             flat.mul_(clip_scale(flat, max_norm))
@@ -283,17 +351,16 @@ def _eager(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientF
 class _LossModule(nn.Module):
     """Lets `functional_call` replace the parameters that a loss uses through ``module``."""
 
-    def __init__(self, module: nn.Module, loss: LossFn) -> None:
+    def __init__(self, module: nn.Module, loss: SharedLoss) -> None:
         super().__init__()
         self.module = module
         self._loss = loss
 
     def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        metrics = self._loss(batch)
-        return metrics["loss"], metrics
+        return self._loss(batch)
 
 
-def _compiled(module: nn.Module, loss: LossFn, max_norm: float | None) -> GradientFn:
+def _compiled(module: nn.Module, loss: SharedLoss, max_norm: float | None) -> GradientFn:
     # One function from parameters to the gradient: forward, loss, backward and clipping become
     # one graph. Compiling only the loss keeps autograd's overhead and is not faster for small
     # networks.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rl_training.algorithms.moments import merged_rows, moments_of
+from rl_training.communicator import ALONE, Communicator
 
 _LOGGED_AS = {"entropy_loss": "entropy"}
 """Terms of a loss that are logged under another name: this one is the entropy itself."""
@@ -81,14 +84,17 @@ class MetricSums:
             self._sums.copy_(saved)
 
 
-def explained_variance(batch: Mapping[str, Any]) -> Tensor:
-    """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 as good as a constant."""
-    returns, values = batch["returns"], batch["values"]
-    if "mask" in batch:
-        rows = batch["mask"] > 0
-        returns, values = returns[rows], values[rows]
-    if not returns.numel():
-        return torch.zeros(())
-    variance: Tensor = returns.var(correction=0)
-    explained = 1 - (returns - values).var(correction=0) / variance
-    return torch.where(variance == 0, torch.zeros_like(variance), explained)
+def explained_variance(
+    shards: Sequence[Mapping[str, Any]], communicator: Communicator = ALONE
+) -> Tensor:
+    """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 as good as a constant.
+
+    ``shards`` are the rollouts of the local shards as batches; the variances are those of all.
+    """
+    tables = []
+    for batch in shards:
+        returns, mask = batch["returns"], batch.get("mask")
+        parts = (moments_of(returns, mask), moments_of(returns - batch["values"], mask))
+        tables.append(torch.stack(parts))
+    variance, rest = merged_rows(communicator.gather(torch.stack(tables))).variance()
+    return torch.where(variance == 0, torch.zeros_like(variance), 1 - rest / variance)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -69,15 +71,46 @@ def changing_buffers(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def refuse_random_modules(module: nn.Module) -> None:
-    """Raise `ConfigError` if a module draws random numbers, which CUDA graphs do not support."""
+def refuse_random_modules(module: nn.Module, rule: str, user: str) -> None:
+    """Raise `ConfigError` with a rule if a module draws random numbers.
+
+    ``user`` is what does not support them: CUDA graphs, and runs of several shards, in which the
+    numbers would depend on the placement of the shards.
+    """
     for name, part in module.named_modules():
         if _draws(part):
             raise ConfigError(
-                f"'acceleration' must be eager or compile: {name or 'the network'}"
-                f" ({type(part).__name__}) draws random numbers, which cudagraph does not support;"
-                " or remove it from the encoder"
+                f"{rule}: {name or 'the network'} ({type(part).__name__}) draws random numbers,"
+                f" which {user} does not support; or remove it from the encoder"
             )
+
+
+def refuse_changing_buffers(module: nn.Module) -> None:
+    """Raise `ConfigError` if a forward pass changes buffers, which would differ between shards."""
+    for name in changing_buffers(module):
+        raise ConfigError(
+            f"'shards' must be 1: the buffer {name} may change with every batch (as in BatchNorm)"
+            " and would differ between shards; use LayerNorm or GroupNorm in the encoder instead"
+        )
+
+
+@contextlib.contextmanager
+def refuse_random_numbers(device: torch.device) -> Iterator[None]:
+    """Raise `ConfigError` if torch's global generators are used within this context."""
+    before = _generator_states(device)
+    yield
+    pairs = zip(before, _generator_states(device), strict=True)
+    if not all(torch.equal(*pair) for pair in pairs):
+        raise ConfigError(
+            "'shards' must be 1: a network draws random numbers (such as torch.rand or"
+            " functional.dropout in an encoder), which would depend on the placement of the shards;"
+            " or remove them from the network"
+        )
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def _draws(module: nn.Module) -> bool:

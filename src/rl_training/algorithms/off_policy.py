@@ -6,18 +6,25 @@ import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rl_training.algorithms.acceleration import Acceleration, graphed
+from rl_training.algorithms.acceleration import Acceleration, graphed_update
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.metrics import MetricSums
 from rl_training.algorithms.network_config import NetworkConfig
 from rl_training.algorithms.schedules import set_learning_rates
+from rl_training.communicator import (
+    ALONE,
+    Communicator,
+    generator_states,
+    load_generator_states,
+    shards_of,
+)
 from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.types import Progress, RunSettings, StopRequest, never
@@ -62,19 +69,25 @@ class OffPolicyConfig(NetworkConfig):
         steps = self.gradient_steps
         self._require(steps == -1 or 0 < steps < math.inf, "gradient_steps", "above 0, or -1")
 
+    samples_setting: ClassVar[str] = "batch_size"
+    """The setting that `samples_per_update` is."""
+
     def _check_batch(self) -> None:
         self._require(self.batch_size >= 1, "batch_size", "at least 1")
 
     @property
     def samples_per_update(self) -> int:
         """How many transitions, or sequences of them, an update draws from the replay."""
-        return self.batch_size
+        return int(getattr(self, self.samples_setting))
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the rest of a config, and the reverse."""
         self._require(
             self.buffer_size >= run.num_envs, "buffer_size", f"at least num_envs = {run.num_envs}"
         )
+        for name in ("buffer_size", self.samples_setting):
+            divided = getattr(self, name) % run.shards == 0
+            self._require(divided, name, f"divisible by shards = {run.shards}")
         if run.normalize_reward:
             raise ConfigError(
                 "'normalize_reward' must be false for algorithms with a replay: stored rewards stay"
@@ -114,28 +127,33 @@ class ReplayLearner(ABC):
         module: nn.Module,
         config: OffPolicyConfig,
         *,
-        generator: torch.Generator | None,
-        acceleration: Acceleration,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        acceleration: Acceleration = "eager",
+        communicator: Communicator = ALONE,
     ) -> None:
         self.module = module
         self.config: Any = config
-        self.generator = generator if generator is not None else torch.Generator()
+        self.communicator = communicator
+        self.generators = shards_of(torch.Generator() if generator is None else generator)
+        self.samples = config.samples_per_update // communicator.shards
+        """Transitions, or sequences of them, that an update draws from each shard's replay."""
         self.num_updates = 0
         self._device = next(module.parameters()).device
         self.metrics = MetricSums(self._device)
         self._prioritized = config.prioritization() is not None
         # A graph takes its inputs from the host by itself.
-        self._moves_batches = self._device.type != "cpu" and acceleration != "cudagraph"
+        is_graph = acceleration == "cudagraph" and communicator.is_local
+        self._moves_batches = self._device.type != "cpu" and not is_graph
         self._run = {
-            delayed: graphed(
-                functools.partial(self._update, delayed), acceleration, self._device, copies=False
+            delayed: graphed_update(
+                functools.partial(self._update, delayed), acceleration, self._device, communicator
             )
             for delayed in (False, True)
         }
 
     def learn(
         self,
-        experience: ReplayBuffer,
+        experience: ReplayBuffer | Sequence[ReplayBuffer],
         progress: Progress,
         stop: StopRequest = never,
         *,
@@ -143,8 +161,10 @@ class ReplayLearner(ABC):
     ) -> int:
         """Take ``updates`` steps, or fewer where ``stop`` requests it; return how many.
 
-        Nothing is transferred from the device.
+        ``experience`` is the replay of each shard that this process executes. Nothing is
+        transferred from the device.
         """
+        replays: Sequence[ReplayBuffer] = shards_of(experience)
         for step in self.gradient_steps:
             step.check_placement()
         set_learning_rates(self.config, progress, *self.gradient_steps)
@@ -152,21 +172,35 @@ class ReplayLearner(ABC):
         for done in range(updates):
             if stop():
                 return done
-            batch = experience.sample(self.config.samples_per_update, self.generator, beta=beta)
-            cells = batch.pop("cells")
+            batches = self._draw_batches(replays, beta)
+            cells = [batch.pop("cells") for batch in batches]
             if self.noise_shape is not None:
-                batch["noise"] = torch.randn(self.noise_shape, generator=self.generator)
+                for batch, generator in zip(batches, self.generators, strict=True):
+                    batch["noise"] = torch.randn(self.noise_shape, generator=generator)
             if self._moves_batches:
-                batch = pytree.tree_map(lambda leaf: leaf.to(self._device), batch)
+                batches = pytree.tree_map(lambda leaf: leaf.to(self._device), batches)
             self.num_updates += 1
-            td_errors = self._run[self._runs_delayed()](batch)
+            td_errors = self._run[self._runs_delayed()](*batches)
             self.metrics.updates += 1
             if self._prioritized:
-                experience.update_priorities(cells, td_errors)
+                for replay, drawn, errors in zip(replays, cells, td_errors, strict=True):
+                    replay.update_priorities(drawn, errors)
         return updates
 
-    def _update(self, delayed: bool, batch: dict[str, Any]) -> Any:
-        metrics = self.update(batch, delayed=delayed)
+    def _draw_batches(self, replays: Sequence[ReplayBuffer], beta: float) -> list[dict[str, Any]]:
+        """Return a batch of each replay; importance weights are at most 1 over all of them."""
+        pairs = list(zip(replays, self.generators, strict=True))
+        if not self._prioritized or self.communicator.alone:
+            return [replay.sample(self.samples, one, beta=beta) for replay, one in pairs]
+        draws = [replay.draw(self.samples, generator) for replay, generator in pairs]
+        smallest = torch.tensor([draw.smallest for draw in draws], dtype=torch.float64)
+        least = float(self.communicator.gather(smallest).min())
+        return [
+            replay.batch(draw, least, beta) for replay, draw in zip(replays, draws, strict=True)
+        ]
+
+    def _update(self, delayed: bool, *batches: dict[str, Any]) -> Any:
+        metrics = self.update(*batches, delayed=delayed)
         td_errors = metrics.pop("td_errors", None)
         self.metrics.add(metrics)
         return td_errors
@@ -187,10 +221,10 @@ class ReplayLearner(ABC):
         self.metrics.load_state_dict(state)
 
     @abstractmethod
-    def update(self, batch: Mapping[str, Any], *, delayed: bool) -> dict[str, Tensor]:
-        """Take one update, with its delayed part or without it.
+    def update(self, *batches: Mapping[str, Any], delayed: bool) -> dict[str, Any]:
+        """Take one update on a batch of each shard, with its delayed part or without it.
 
-        Returns metrics, and ``td_errors`` per row where priorities need them.
+        Returns metrics, and ``td_errors`` of each batch's rows where priorities need them.
         """
 
     def _runs_delayed(self) -> bool:
@@ -215,12 +249,12 @@ class ReplayLearner(ABC):
         """Return weights, random state and the number of updates."""
         return {
             "model": self.module.state_dict(),
-            "replay_rng": self.generator.get_state(),
+            "replay_rng": generator_states(self.generators, self.communicator),
             "num_updates": self.num_updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self.module.load_state_dict(state["model"])
-        self.generator.set_state(state["replay_rng"])
+        load_generator_states(self.generators, state["replay_rng"], self.communicator)
         self.num_updates = int(state["num_updates"])

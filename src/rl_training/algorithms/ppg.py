@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from rl_training._internal.coerce import require
 from rl_training._internal.tree import tree_map, tree_stack
-from rl_training.algorithms.acceleration import Acceleration, graphed
+from rl_training.algorithms.acceleration import Acceleration, graphed_update
+from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.metrics import MetricSums
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from rl_training.communicator import per_shard_state, shards_of, state_of_each
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
 from rl_training.types import Progress, RunSettings, StopRequest, never, until
 
@@ -56,12 +58,13 @@ class PPGConfig(PPOConfig):
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
         super().check_run(run)
-        rows = self.policy_phases * run.num_envs * self.num_steps
+        num_envs, per_shard = run.num_envs // run.shards, " / shards" if run.shards > 1 else ""
+        rows = self.policy_phases * num_envs * self.num_steps
         require(
             rows % self.num_aux_minibatches == 0,
             "algo_kwargs.num_aux_minibatches",
-            f"a divisor of policy_phases * num_envs * num_steps = {self.policy_phases} *"
-            f" {run.num_envs} * {self.num_steps} = {rows}",
+            f"a divisor of policy_phases * num_envs{per_shard} * num_steps = {self.policy_phases} *"
+            f" {num_envs} * {self.num_steps} = {rows}",
             self.num_aux_minibatches,
         )
 
@@ -112,10 +115,10 @@ class PPG(PPO):
         model: Any,
         config: PPGConfig,
         *,
-        generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
+        **shards: Any,
     ) -> None:
-        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        super().__init__(model, config, acceleration=acceleration, **shards)
         self._joint = model.joint
         self.auxiliary_step = GradientStep(
             self.module,
@@ -124,20 +127,23 @@ class PPG(PPO):
             max_grad_norm=config.max_grad_norm,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            communicator=self.communicator,
             beside=self.step,
         )
         device = self.step.flat.device
         self.auxiliary_metrics = MetricSums(device)
-        self._run_auxiliary = graphed(self._auxiliary_update, acceleration, device, copies=False)
-        self.kept: list[dict[str, Any]] = []
-        """Observations and returns of the policy phases since the last auxiliary one."""
+        self._run_auxiliary = graphed_update(
+            self._auxiliary_update, acceleration, device, self.communicator
+        )
+        self.kept: list[list[dict[str, Any]]] = [[] for _ in self.generators]
+        """Of each shard, observations and returns since the last auxiliary phase, by rollout."""
         self.auxiliary_phases = 0
         """Auxiliary phases so far."""
         self._last_metrics: dict[str, float] = {}
 
     def learn(
         self,
-        experience: RolloutBuffer,
+        experience: RolloutBuffer | Sequence[RolloutBuffer],
         progress: Progress,
         stop: StopRequest = never,
         *,
@@ -145,8 +151,9 @@ class PPG(PPO):
     ) -> int:
         """Run a policy phase, and an auxiliary phase after every ``policy_phases`` of them."""
         count = super().learn(experience, progress, stop, updates=updates)
-        self.kept.append(_copied(experience.flat()))
-        if len(self.kept) >= self.config.policy_phases:
+        for kept, rollout in zip(self.kept, shards_of(experience), strict=True):
+            kept.append(_copied(rollout.flat()))
+        if len(self.kept[0]) >= self.config.policy_phases:
             self._last_metrics = self.auxiliary_update(stop)
             count += self.config.aux_epochs * self.config.num_aux_minibatches
         return count
@@ -165,26 +172,32 @@ class PPG(PPO):
 
         The learning rate is that of the last policy phase. The stored rollouts are deleted.
         """
-        if not self.kept:
+        if not self.kept[0]:
             raise RuntimeError("there is no rollout to learn from since the last auxiliary phase")
-        batch: dict[str, Any] = {
-            key: tree_stack(torch.cat, [rollout[key] for rollout in self.kept])
-            for key in self.kept[0]
-        }
-        with torch.no_grad():
-            batch["teacher_log_probs"] = self._joint(batch["obs"]).log_probs
+        batches = [self._with_teacher(kept) for kept in self.kept]
         self.auxiliary_step.learning_rate = self.step.learning_rate
+        count = self.config.num_aux_minibatches
         for _ in range(self.config.aux_epochs):
-            epoch = shuffled(batch, self.config.num_aux_minibatches, self.generator)
-            for minibatch in until(stop, epoch):
-                self._run_auxiliary(minibatch)
+            pairs = zip(batches, self.generators, strict=True)
+            shards = [list(shuffled(batch, count, generator)) for batch, generator in pairs]
+            for minibatches in until(stop, combine_minibatches(shards, self.communicator)):
+                self._run_auxiliary(*minibatches)
                 self.auxiliary_metrics.updates += 1
-        self.kept.clear()
+        for kept in self.kept:
+            kept.clear()
         self.auxiliary_phases += 1
         return self.auxiliary_metrics.pop("auxiliary")
 
-    def _auxiliary_update(self, minibatch: Mapping[str, Any]) -> None:
-        self.auxiliary_metrics.add(self.auxiliary_step(minibatch))
+    @torch.no_grad()
+    def _with_teacher(self, kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return rollouts as one batch, with the policy as it is before the phase."""
+        batch: dict[str, Any] = {
+            key: tree_stack(torch.cat, [rollout[key] for rollout in kept]) for key in kept[0]
+        }
+        return {**batch, "teacher_log_probs": self._joint(batch["obs"]).log_probs}
+
+    def _auxiliary_update(self, *minibatches: Mapping[str, Any]) -> None:
+        self.auxiliary_metrics.add(self.auxiliary_step(*minibatches))
 
     def auxiliary_loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ppg_auxiliary_loss` of the current model on stored data."""
@@ -204,7 +217,7 @@ class PPG(PPO):
             "auxiliary_optimizer": self.auxiliary_step.state_dict(),
             "auxiliary_phases": self.auxiliary_phases,
             "auxiliary_metrics": dict(self._last_metrics),
-            "kept": list(self.kept),
+            "kept": per_shard_state([list(kept) for kept in self.kept], self.communicator),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -216,8 +229,11 @@ class PPG(PPO):
         self._last_metrics = dict(state["auxiliary_metrics"])
         device = self.step.flat.device
         self.kept = [
-            {key: tree_map(lambda leaf: leaf.to(device), value) for key, value in rollout.items()}
-            for rollout in state["kept"]
+            [
+                {key: tree_map(lambda leaf: leaf.to(device), item) for key, item in rollout.items()}
+                for rollout in kept
+            ]
+            for kept in state_of_each(state["kept"], self.communicator)
         ]
 
 

@@ -8,22 +8,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rl_training._internal.coerce import require
-from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed
+from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed_update
+from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.metrics import MetricSums, explained_variance
 from rl_training.algorithms.network_config import ActorCriticConfig, CustomNetworkConfig
 from rl_training.algorithms.schedules import Schedule, set_learning_rates
+from rl_training.communicator import (
+    ALONE,
+    Communicator,
+    generator_states,
+    load_generator_states,
+    shards_of,
+)
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import Evaluation
-from rl_training.types import Progress, RunSettings, StopRequest, never, until
+from rl_training.types import Progress, Rows, RunSettings, StopRequest, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,13 +106,13 @@ class PPOConfig(OnPolicyConfig):
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
-        num_envs = run.num_envs
+        num_envs, per_shard = run.num_envs // run.shards, " / shards" if run.shards > 1 else ""
         rows = num_envs * self.num_steps
         require(
             rows % self.num_minibatches == 0,
             "algo_kwargs.num_minibatches",
-            f"a divisor of the rollout, num_envs * num_steps = {num_envs} * {self.num_steps}"
-            f" = {rows}",
+            f"a divisor of the rollout, num_envs{per_shard} * num_steps = {num_envs} *"
+            f" {self.num_steps} = {rows}",
             self.num_minibatches,
         )
         require(rows > self.num_minibatches, "algo_kwargs.num_minibatches", f"below {rows}", rows)
@@ -163,16 +171,6 @@ def ppo_loss(
     }
 
 
-def normalize_advantages(advantages: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero mean and unit deviation over the rows that count."""
-    if mask is None:
-        return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    count = mask.sum().clamp(min=2.0)
-    centred = advantages - (advantages * mask).sum() / count
-    deviation = ((centred.square() * mask).sum() / (count - 1)).sqrt()
-    return centred / (deviation + 1e-8)
-
-
 class ActorCritic(Protocol):
     """What these learners need of a model."""
 
@@ -184,26 +182,32 @@ class ActorCritic(Protocol):
         """Return the value of each observation."""
         ...
 
-    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
-        """Update the statistics of observations with those of a rollout."""
+    def update_normalizer(self, *rows: Rows, communicator: Communicator) -> None:
+        """Update the statistics of observations with the rows of each shard's rollout."""
         ...
 
 
 class OnPolicyLearner(ABC):
-    """Learns from one rollout at a time. Subclasses provide `loss` and `learn` (see `Learner`)."""
+    """Learns from one rollout at a time. Subclasses provide `loss` and `learn` (see `Learner`).
+
+    A rollout is one buffer per shard that this process executes; ``generator`` is one per shard
+    too. A single one of either is that of the only shard.
+    """
 
     def __init__(
         self,
         model: Any,
         config: OnPolicyConfig,
         *,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
         acceleration: Acceleration = "eager",
+        communicator: Communicator = ALONE,
     ) -> None:
         self.model: ActorCritic = model
         self.module: nn.Module = model
         self.config: Any = config
-        self.generator = generator if generator is not None else torch.Generator()
+        self.communicator = communicator
+        self.generators = shards_of(torch.Generator() if generator is None else generator)
         self.step = GradientStep(
             self.module,
             self.loss,
@@ -211,10 +215,11 @@ class OnPolicyLearner(ABC):
             max_grad_norm=config.max_grad_norm,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            communicator=communicator,
         )
         device = self.step.flat.device
         self.metrics = MetricSums(device)
-        self._run_update = graphed(self._update, acceleration, device, copies=False)
+        self._run_update = graphed_update(self._update, acceleration, device, communicator)
         self._evaluate = accelerate(self.model.evaluate, acceleration)
         self._phase: dict[str, float | Tensor] = {}
         """Metrics of the last learning phase that are no means over updates."""
@@ -223,40 +228,56 @@ class OnPolicyLearner(ABC):
     def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the loss of the current model on stored data, with its metrics."""
 
-    def update(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Take one gradient step; the metrics returned may be overwritten by the next one."""
-        metrics = self._run_update(minibatch)
+    def update(self, *minibatches: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Take one gradient step on a minibatch of each shard.
+
+        The metrics returned may be overwritten by the next one.
+        """
+        metrics = self._run_update(*minibatches)
         self.metrics.updates += 1
         return metrics
 
-    def _update(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
-        metrics = self.step(minibatch)
+    def _update(self, *minibatches: Mapping[str, Any]) -> dict[str, Tensor]:
+        metrics = self.step(*minibatches)
         self.metrics.add(metrics)
         return metrics
+
+    def epoch(
+        self, rollouts: Sequence[RolloutBuffer], num_minibatches: int
+    ) -> Iterator[tuple[dict[str, Any], ...]]:
+        """Yield one epoch in random order: minibatch by minibatch, those of each shard."""
+        shards = [
+            list(rollout.iter_minibatches(num_minibatches, generator=generator))
+            for rollout, generator in zip(rollouts, self.generators, strict=True)
+        ]
+        return combine_minibatches(shards, self.communicator, norm_adv=self.config.norm_adv)
 
     def evaluated(self, minibatch: Mapping[str, Any]) -> dict[str, Any]:
         """Return stored data with what the current model computes for it, as losses take it."""
         now = self.model.evaluate(minibatch)
-        advantages = minibatch["advantages"]
-        if self.config.norm_adv:
-            advantages = normalize_advantages(advantages, minibatch.get("mask"))
         return {
             **minibatch,
-            "advantages": advantages,
             "logprobs": now.logprob,
             "entropy": now.entropy,
             "new_values": now.value,
         }
 
+    def prepare(self, experience: Any, progress: Progress) -> Sequence[RolloutBuffer]:
+        """Set the learning rate; evaluate the rollouts of the shards, which are returned."""
+        self.step.check_placement()
+        set_learning_rates(self.config, progress, self.step)
+        rollouts: Sequence[RolloutBuffer] = shards_of(experience)
+        for rollout in rollouts:
+            self._evaluate_rollout(rollout)
+        return rollouts
+
     @torch.no_grad()
-    def prepare(self, rollout: RolloutBuffer, progress: Progress) -> None:
-        """Set the learning rate; compute values, log-probabilities and advantages of a rollout.
+    def _evaluate_rollout(self, rollout: RolloutBuffer) -> None:
+        """Compute values, log-probabilities and advantages of a rollout.
 
         For vectors values and log-probabilities are not needed to choose an action, so they are
         computed here in one batch. A network that sees images computes them when it acts.
         """
-        self.step.check_placement()
-        set_learning_rates(self.config, progress, self.step)
         if not {"logprobs", "values"} <= rollout.recorded:
             behaviour = self._evaluate(rollout.whole())
             rollout.keep_evaluation(behaviour.logprob, behaviour.value)
@@ -270,12 +291,12 @@ class OnPolicyLearner(ABC):
             gae_lambda=self.config.gae_lambda,
         )
 
-    def finish(self, rollout: RolloutBuffer, **metrics: float) -> None:
+    def finish(self, rollouts: Sequence[RolloutBuffer], **metrics: float) -> None:
         """Update the observation statistics and record metrics of the whole learning phase."""
-        batch = rollout.flat()
-        self.model.update_normalizer(batch["obs"], rollout.valid.flatten())
+        batches, rows = [one.flat() for one in rollouts], [one.rows() for one in rollouts]
+        self.model.update_normalizer(*rows, communicator=self.communicator)
         self._phase = {
-            "explained_variance": explained_variance(batch),
+            "explained_variance": explained_variance(batches, self.communicator),
             **metrics,
             "learning_rate": self.step.learning_rate,
         }
@@ -293,14 +314,14 @@ class OnPolicyLearner(ABC):
         return {
             "model": self.module.state_dict(),
             "optimizer": self.step.state_dict(),
-            "minibatch_rng": self.generator.get_state(),
+            "minibatch_rng": generator_states(self.generators, self.communicator),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self.module.load_state_dict(state["model"])
         self.step.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["minibatch_rng"])
+        load_generator_states(self.generators, state["minibatch_rng"], self.communicator)
         self.metrics.reset()
 
 
@@ -314,10 +335,10 @@ class PPO(OnPolicyLearner):
         model: Any,
         config: PPOConfig,
         *,
-        generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
+        **shards: Any,
     ) -> None:
-        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        super().__init__(model, config, acceleration=acceleration, **shards)
         # As a tensor only where a changing float would make the compiler start over.
         self._clip_coef: float | Tensor = config.clip_coef
         if acceleration != "eager":
@@ -325,7 +346,7 @@ class PPO(OnPolicyLearner):
 
     def learn(
         self,
-        experience: RolloutBuffer,
+        experience: RolloutBuffer | Sequence[RolloutBuffer],
         progress: Progress,
         stop: StopRequest = never,
         *,
@@ -337,21 +358,19 @@ class PPO(OnPolicyLearner):
         where ``stop`` requests it; the state before the call must then be restored.
         """
         del updates
-        config, rollout = self.config, experience
-        self.prepare(rollout, progress)
+        config, rollouts = self.config, self.prepare(experience, progress)
         self._anneal_clip(progress)
         epochs = 0
         while epochs < config.update_epochs:
-            minibatches = rollout.iter_minibatches(config.num_minibatches, generator=self.generator)
             kl_estimates = []
-            for minibatch in until(stop, minibatches):
-                metrics = self.update(minibatch)
+            for minibatches in until(stop, self.epoch(rollouts, config.num_minibatches)):
+                metrics = self.update(*minibatches)
                 if config.target_kl is not None:
                     kl_estimates.append(metrics["approx_kl"].clone())
             epochs += 1
             if kl_estimates and float(torch.stack(kl_estimates).mean()) > config.target_kl:
                 break
-        self.finish(rollout, epochs=float(epochs))
+        self.finish(rollouts, epochs=float(epochs))
         return int(epochs * config.num_minibatches)
 
     def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:

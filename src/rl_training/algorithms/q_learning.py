@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from rl_training._internal.coerce import OldName
@@ -100,10 +99,10 @@ class QLearner(ReplayLearner):
         model: Any,
         config: QLearningConfig,
         *,
-        generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
+        **shards: Any,
     ) -> None:
-        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        super().__init__(model, config, acceleration=acceleration, **shards)
         self.target: Target[Any] = Target(model)
         self.step = GradientStep(
             model,
@@ -112,6 +111,7 @@ class QLearner(ReplayLearner):
             max_grad_norm=config.max_grad_norm,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            communicator=self.communicator,
         )
         self.gradient_steps = (self.step,)
         self._target_moved_at = 0
@@ -122,7 +122,7 @@ class QLearner(ReplayLearner):
 
     def learn(
         self,
-        experience: ReplayBuffer,
+        experience: ReplayBuffer | Sequence[ReplayBuffer],
         progress: Progress,
         stop: StopRequest = never,
         *,
@@ -138,10 +138,10 @@ class QLearner(ReplayLearner):
         self._target_moved_at = progress.step
         return done
 
-    def update(self, batch: Mapping[str, Any], *, delayed: bool = False) -> dict[str, Tensor]:
+    def update(self, *batches: Mapping[str, Any], delayed: bool = False) -> dict[str, Any]:
         """Make one gradient step; ``delayed`` has no effect."""
         del delayed
-        return self.step(batch)
+        return self.step(*batches)
 
     def sync_targets(self) -> None:
         """Make the target network equal to the network."""

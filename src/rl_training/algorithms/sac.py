@@ -106,13 +106,13 @@ class SAC(ReplayLearner):
         model: SACModel,
         config: SACConfig,
         *,
-        generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
+        **shards: Any,
     ) -> None:
-        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        super().__init__(model, config, acceleration=acceleration, **shards)
         self.model = model
         shape = model.actor.head.noise_shape
-        self.noise_shape = (2, config.batch_size, *shape)
+        self.noise_shape = (2, self.samples, *shape)
         self.target_entropy = (
             -float(math.prod(shape)) if config.target_entropy is None else config.target_entropy
         )
@@ -123,6 +123,7 @@ class SAC(ReplayLearner):
             learning_rate=config.learning_rate,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            communicator=self.communicator,
         )
         self.actor_step = GradientStep(
             nn.ModuleList([model.actor, model.temperature]),
@@ -130,14 +131,15 @@ class SAC(ReplayLearner):
             learning_rate=config.learning_rate,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            communicator=self.communicator,
             no_decay=model.temperature.parameters(),
         )
         self.gradient_steps = (self.critic_step, self.actor_step)
 
-    def update(self, batch: Mapping[str, Any], *, delayed: bool = True) -> dict[str, Tensor]:
+    def update(self, *batches: Mapping[str, Any], delayed: bool = True) -> dict[str, Any]:
         """Take one step of every network; the delayed part moves the target critics."""
-        critic = self.critic_step(batch)
-        actor = self.actor_step(batch)
+        critic = self.critic_step(*batches)
+        actor = self.actor_step(*batches)
         if delayed:
             self.target.follow(self.critic_step.flat, self.config.tau)
         return {

@@ -68,12 +68,12 @@ class TD3(ReplayLearner):
         model: ActorCritics,
         config: TD3Config,
         *,
-        generator: torch.Generator | None = None,
         acceleration: Acceleration = "eager",
+        **shards: Any,
     ) -> None:
-        super().__init__(model, config, generator=generator, acceleration=acceleration)
+        super().__init__(model, config, acceleration=acceleration, **shards)
         self.model = model
-        self.noise_shape = (config.batch_size, *model.actor.head.noise_shape)
+        self.noise_shape = (self.samples, *model.actor.head.noise_shape)
         self.target_actor, self.target_critics = Target(model.actor), Target(model.critics)
         self.critic_step = GradientStep(
             model.critics,
@@ -81,6 +81,7 @@ class TD3(ReplayLearner):
             learning_rate=config.learning_rate,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            communicator=self.communicator,
         )
         self.actor_step = GradientStep(
             model.actor,
@@ -88,15 +89,16 @@ class TD3(ReplayLearner):
             learning_rate=config.learning_rate,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
+            communicator=self.communicator,
         )
         self.gradient_steps = (self.critic_step, self.actor_step)
         self._last_actor_loss = torch.zeros((), device=self._device)
 
-    def update(self, batch: Mapping[str, Any], *, delayed: bool = True) -> dict[str, Tensor]:
+    def update(self, *batches: Mapping[str, Any], delayed: bool = True) -> dict[str, Any]:
         """Take one step of the critics; the delayed part steps the policy and moves the targets."""
-        critic = self.critic_step(batch)
+        critic = self.critic_step(*batches)
         if delayed:
-            self._last_actor_loss.copy_(self.actor_step(batch)["loss"])
+            self._last_actor_loss.copy_(self.actor_step(*batches)["loss"])
             self.target_critics.follow(self.critic_step.flat, self.config.tau)
             self.target_actor.follow(self.actor_step.flat, self.config.tau)
         return {

@@ -42,16 +42,17 @@ class RecurrentPPOConfig(PPOConfig):
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
-        per_env = self.num_steps // self.sequence_length
-        sequences = run.num_envs * per_env
+        num_envs, per_shard = run.num_envs // run.shards, " / shards" if run.shards > 1 else ""
+        sequences = num_envs * (self.num_steps // self.sequence_length)
         require(
             sequences % self.num_minibatches == 0,
             "algo_kwargs.num_minibatches",
-            f"a divisor of the rollout's sequences, num_envs * num_steps / sequence_length ="
-            f" {run.num_envs} * {self.num_steps} / {self.sequence_length} = {sequences}",
+            f"a divisor of the rollout's sequences, num_envs{per_shard} * num_steps /"
+            f" sequence_length = {num_envs} * {self.num_steps} / {self.sequence_length} ="
+            f" {sequences}",
             self.num_minibatches,
         )
-        steps = run.num_envs * self.num_steps
+        steps = num_envs * self.num_steps
         several = steps > self.num_minibatches
         require(several, "algo_kwargs.num_minibatches", f"below {steps}", self.num_minibatches)
 

@@ -23,6 +23,15 @@ class Prioritization:
     """Added to every error, so that every transition can be sampled again."""
 
 
+def importance_weights(probabilities: Array, smallest: float, beta: float) -> Array:
+    """Return w = (N P)^-beta, divided by the largest, that of the ``smallest`` probability.
+
+    The number of transitions N cancels out.
+    """
+    weights: Array = ((probabilities / smallest) ** -beta).astype(np.float32)
+    return weights
+
+
 class Priorities(SumTree):
     """The priorities of a ring's transitions; zero where no transition may be sampled."""
 
@@ -36,18 +45,13 @@ class Priorities(SumTree):
         """Yield the arrays it owns."""
         yield self._nodes
 
-    def draw(self, count: int, generator: torch.Generator, beta: float) -> tuple[Array, Array]:
-        """Sample indices in proportion to their priorities, with replacement.
-
-        Also return importance weights: w = (N P)^-beta, divided by the largest. N cancels out.
-        """
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Array, Array]:
+        """Return indices sampled in proportion to their priorities, and their probabilities."""
         if self.total <= 0:
             raise ValueError("the replay buffer contains no transition to sample")
         uniform = torch.rand(count, generator=generator, dtype=torch.float64).numpy()
         index = self.find(uniform * self.total)
-        priorities = self.get(index)
-        weights = (priorities / priorities.min()) ** -beta
-        return index, weights.astype(np.float32)
+        return index, self.get(index) / self.total
 
     def update(self, index: Array, errors: Tensor) -> None:
         """Set priorities from TD errors."""

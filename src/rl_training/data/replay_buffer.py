@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +13,24 @@ from rl_training._internal.tree import tree_map
 from rl_training.data import finite
 from rl_training.data.device_copy import DeviceCopy
 from rl_training.data.obs_store import own_array
-from rl_training.data.priorities import Priorities, Prioritization
+from rl_training.data.priorities import Priorities, Prioritization, importance_weights
 from rl_training.data.transition_ring import ENDED, TERMINATED, VALID, TransitionRing
 from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
 
 __all__ = ["Prioritization", "ReplayBuffer"]
+
+
+class Draw(NamedTuple):
+    """Cells that were sampled."""
+
+    cells: Array
+    probabilities: Array | None
+    """Of each cell; None: all are equally likely."""
+
+    @property
+    def smallest(self) -> float:
+        """The smallest of the probabilities."""
+        return 1.0 if self.probabilities is None else float(self.probabilities.min())
 
 
 class ReplayBuffer(TransitionRing):
@@ -94,18 +107,27 @@ class ReplayBuffer(TransitionRing):
         The return has fewer than n rewards where the episode ends or the newest row is reached.
         With prioritisation, ``weights`` are importance weights with exponent ``beta`` (largest: 1).
         """
-        cells, weights = self._draw(batch_size, generator, beta)
-        batch = self._gather(cells)
-        batch["cells"] = cells
+        drawn = self.draw(batch_size, generator)
+        return self.batch(drawn, drawn.smallest, beta)
+
+    def draw(self, batch_size: int, generator: torch.Generator) -> Draw:
+        """Sample the cells of a batch."""
+        if self._priorities is not None:
+            return Draw(*self._priorities.draw(batch_size, generator))
+        return Draw(self._draw_uniform(batch_size, generator), None)
+
+    def batch(self, drawn: Draw, smallest: float, beta: float) -> dict[str, Any]:
+        """Return the transitions of sampled cells.
+
+        With prioritisation, ``smallest`` is the probability of the transition with weight 1.
+        """
+        batch = self._gather(drawn.cells)
+        batch["cells"] = drawn.cells
+        weights = np.ones(len(drawn.cells), np.float32)
+        if drawn.probabilities is not None:
+            weights = importance_weights(drawn.probabilities, smallest, beta)
         batch["weights"] = torch.from_numpy(weights)
         return batch
-
-    def _draw(
-        self, batch_size: int, generator: torch.Generator, beta: float
-    ) -> tuple[Array, Array]:
-        if self._priorities is not None:
-            return self._priorities.draw(batch_size, generator, beta)
-        return self._draw_uniform(batch_size, generator), np.ones(batch_size, np.float32)
 
     def _draw_uniform(self, batch_size: int, generator: torch.Generator) -> Array:
         if not self._filled:

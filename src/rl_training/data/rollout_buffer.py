@@ -119,23 +119,6 @@ class RolloutBuffer(RolloutState):
             self._send_steps()
             tree_map(lambda slot, leaf: slot.copy_(torch.from_numpy(leaf)), self.next_obs, step.obs)
 
-    def _send_steps(self) -> None:
-        """Copy a whole rollout's actions, rewards and ends to the device."""
-        for there, here in zip(self._sent, self._waiting, strict=True):
-            if there is not here:
-                there.copy_(here, non_blocking=self._copies_done is not None)
-        if self._copies_done is not None:
-            self._copies_done.record(torch.cuda.current_stream(self.device))
-
-    def _store_obs(self, t: int, obs: Obs, record: Mapping[str, Any]) -> None:
-        if "obs" in record:
-            tree_map(lambda grid, leaf: grid[t].copy_(leaf), self.obs, record["obs"])
-        elif isinstance(obs, dict):
-            for key, leaf in obs.items():
-                self._obs_slots[key][t] = leaf
-        else:
-            self._obs_slots[t] = obs
-
     def truncated_observations(self) -> tuple[Tensor, TensorObs] | None:
         """Return flat (time x environment) indices and final observations of truncated steps."""
         if not self._final:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.data import finite
 from rl_training.data.obs_store import own_array
-from rl_training.types import Array, Obs
+from rl_training.types import Array, Obs, Rows
 
 
 class RolloutState:
@@ -27,6 +27,11 @@ class RolloutState:
     next_obs: Any
     logprobs: Tensor
     values: Tensor
+    valid: Tensor
+    device: torch.device
+    _obs_slots: Any
+    _sent: list[Tensor]
+    _copies_done: Any
     _final: list[tuple[int, Array, Obs]]
     _lengths_before: Array | None
     _waiting: list[Tensor]
@@ -37,7 +42,26 @@ class RolloutState:
         raise NotImplementedError
 
     def _send_steps(self) -> None:
-        raise NotImplementedError
+        """Copy a whole rollout's actions, rewards and ends to the device."""
+        for there, here in zip(self._sent, self._waiting, strict=True):
+            if there is not here:
+                there.copy_(here, non_blocking=self._copies_done is not None)
+        if self._copies_done is not None:
+            self._copies_done.record(torch.cuda.current_stream(self.device))
+
+    def _store_obs(self, t: int, obs: Obs, record: Mapping[str, Any]) -> None:
+        if "obs" in record:
+            tree_map(lambda grid, leaf: grid[t].copy_(leaf), self.obs, record["obs"])
+        elif isinstance(obs, dict):
+            for key, leaf in obs.items():
+                self._obs_slots[key][t] = leaf
+        else:
+            self._obs_slots[t] = obs
+
+    def rows(self) -> Rows:
+        """Return the observations of a complete rollout as flat rows."""
+        obs = tree_map(lambda leaf: leaf.flatten(0, 1), self.obs)
+        return Rows(obs, self.valid.flatten())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps stored so far, for a checkpoint within an iteration."""

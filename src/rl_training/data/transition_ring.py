@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.data.obs_store import ObsStore, own_array
 from rl_training.errors import ConfigError
-from rl_training.types import ActionSpec, Array, Obs, ObsSpec, VectorStep
+from rl_training.types import ActionSpec, Array, Obs, ObsSpec, Rows, VectorStep
 
 TERMINATED, ENDED, VALID = 1, 2, 4
 """Bits of a transition's flags."""
@@ -212,7 +212,7 @@ class TransitionRing:
         valid: Array = self._flags.reshape(-1)[cells] & VALID > 0
         return valid
 
-    def newest_observations(self, count: int) -> tuple[Any, Tensor]:
+    def newest_observations(self, count: int) -> Rows:
         """Return copies of the observations of the newest rows, and which are valid.
 
         They are raw, (rows x environments, ...), oldest first; ``count`` rows, or fewer where fewer
@@ -222,7 +222,7 @@ class TransitionRing:
         rows = (self._head - count + np.arange(count)) % self._ring
         cells = (rows[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
         obs = tree_map(lambda store: torch.from_numpy(store.take(cells)), self._obs)
-        return obs, torch.from_numpy(self.is_valid(cells))
+        return Rows(obs, torch.from_numpy(self.is_valid(cells)))
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_training.communicator import ALONE, Communicator
 from rl_training.models.action_heads import NumpyChoice, SquashedGaussianHead, TanhHead
 from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
 from rl_training.models.mlp import ACTIVATIONS, MLP
 from rl_training.models.observing import ObservingModule, update_normalizers
-from rl_training.types import ObsSpec
+from rl_training.types import ObsSpec, Rows
 
 
 class MLPActor(ObservingModule):
@@ -111,6 +112,6 @@ class ActorCritics(nn.Module):
         super().__init__()
         self.actor, self.critics = actor, critics
 
-    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
+    def update_normalizer(self, *rows: Rows, communicator: Communicator = ALONE) -> None:
         """Add flat rows of raw observations to the statistics of both."""
-        update_normalizers(self, obs, valid)
+        update_normalizers(self, *rows, communicator=communicator)

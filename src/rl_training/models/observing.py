@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor, nn
 
+from rl_training.communicator import ALONE, Communicator
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import NumpyChoice, PolicyHead, SquashedGaussianHead, TanhHead
 from rl_training.models.encoders import EncoderConfig, FlattenEncoder, make_encoder, split_mask
 from rl_training.models.mlp import MLP, NUMPY_ACTIVATIONS
 from rl_training.models.normalizer import RunningNorm
-from rl_training.types import Array, ObsSpec
+from rl_training.types import Array, ObsSpec, Rows
 
 
 class ObservingModule(nn.Module):
@@ -79,13 +80,13 @@ class ObservingModule(nn.Module):
             }
         return norm[self._leaf_names[""]](obs)
 
-    def update_normalizer(self, obs: Any, valid: Tensor) -> None:
-        """Add flat rows of raw observations to the statistics, without those not ``valid``."""
+    def update_normalizer(self, *rows: Rows, communicator: Communicator = ALONE) -> None:
+        """Add the valid rows of each shard to the statistics."""
         if self.norm is None:
             return
         for key, name in self._leaf_names.items():
-            leaf = obs[key] if key else obs
-            self.norm[name].update(leaf[valid])  # type: ignore[operator]
+            leaves = [(shard.obs[key] if key else shard.obs)[shard.valid] for shard in rows]
+            self.norm[name].update(*leaves, communicator=communicator)  # type: ignore[operator]
 
     # -- acting in NumPy -----------------------------------------------------------------------
 
@@ -124,11 +125,11 @@ class ObservingModule(nn.Module):
         return lambda obs: np.clip((obs - shift) * scale, -clip, clip)
 
 
-def update_normalizers(module: nn.Module, obs: Any, valid: Tensor) -> None:
+def update_normalizers(module: nn.Module, *rows: Rows, communicator: Communicator = ALONE) -> None:
     """Call `ObservingModule.update_normalizer` of every network inside ``module``.
 
     Target networks copy the statistics with the weights (`Target.follow`).
     """
     for part in module.modules():
         if isinstance(part, ObservingModule):
-            part.update_normalizer(obs, valid)
+            part.update_normalizer(*rows, communicator=communicator)

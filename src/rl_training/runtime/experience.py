@@ -73,6 +73,13 @@ class ExperienceSource(Protocol):
         """Add ``num_steps`` steps of every environment to the buffer, or fewer on ``stop``."""
         ...
 
+    def end_rollout(self) -> None:
+        """Merge the statistics of the rewards of a rollout that was learnt from.
+
+        Called where rewards are normalised.
+        """
+        ...
+
     def publish(self, module: torch.nn.Module, version: int) -> None:
         """Act with these weights from now on.
 

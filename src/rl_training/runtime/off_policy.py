@@ -175,8 +175,8 @@ class OffPolicyTrainer(Trainer):
     def _report_of(self, part: _Part, first_step: int) -> Iteration:
         self.replay.check_finite(part.vector_steps, first_step, self.source.episode_lengths)
         if self.config.normalize_obs:
-            obs, valid = self.replay.newest_observations(part.vector_steps)
-            update_normalizers(self.learner.module, obs, valid)
+            rows = self.replay.newest_observations(part.vector_steps)
+            update_normalizers(self.learner.module, rows)
             self.source.publish(self.learner.module, self.policy_version() + 1)
         metrics = {**self.source.metrics(), **self.learner.pop_metrics()}
         return Iteration(part.step - first_step, metrics)

@@ -79,6 +79,8 @@ class OnPolicyTrainer(Trainer):
         self.buffer.check_finite(progress.step, self.source.episode_lengths)
         if not self._learn_from_rollout(progress):
             return None
+        if self.config.normalize_reward:
+            self.source.end_rollout()
         self.source.publish(self.learner.module, self.iteration + 1)
         steps = self._collected
         metrics = self.learner.pop_metrics()

@@ -115,6 +115,11 @@ class LocalSource:
             yield action, record, step
             obs = step.obs
 
+    def end_rollout(self) -> None:
+        """Add the moments of the rollout's rewards to those before it."""
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.end_rollout([self.reward_normalizer.rollout_moments])
+
     def publish(self, module: torch.nn.Module, version: int) -> None:
         """Record the version; the actor reads the learner's own weights."""
         del module
