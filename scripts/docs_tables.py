@@ -21,7 +21,7 @@ from rl_training.config import (
     algo_config_type,
     config_from_mapping,
 )
-from rl_training.registry import ALGORITHMS
+from rl_training.registry import ALGORITHMS, TORCHRUN
 from rl_training.tools.zoo.manifest import Benchmark, benchmark_names, load_benchmark
 from rl_training.tools.zoo.names import train_name
 from rl_training.tools.zoo.results import PresetResult, kept_results
@@ -76,7 +76,8 @@ def table_of_fields(kind: type[Any]) -> str:
 
 def table_of_support() -> str:
     """Return a table of what every algorithm supports, with links to docs/algorithms/."""
-    rows = [["algorithm", "actions", "observations", "memory", "action masks", "acceleration"]]
+    head = ["algorithm", "actions", "observations", "memory", "action masks", "acceleration"]
+    rows = [[*head, "shards, torchrun"]]
     for name, entry in ALGORITHMS.items():
         rows.append(
             [
@@ -86,6 +87,7 @@ def table_of_support() -> str:
                 _yes_or_no(entry.memory),
                 _yes_or_no(entry.masks),
                 ", ".join(map(_code, entry.accelerations)),
+                _yes_or_no(TORCHRUN in entry.engines),
             ]
         )
     return _table(rows)

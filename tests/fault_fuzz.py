@@ -212,8 +212,8 @@ def resume_a_little(run: Path) -> None:
         nonlocal asked
         asked += 1
         if asked > 150:
-            trainer._signals.received = "SIGTERM"
-        return trainer._signals.received is not None
+            trainer.stopping.signals.received = "SIGTERM"
+        return trainer.stopping.signals.received is not None
 
     trainer.pauses = trainer.stops_work = soon  # type: ignore[method-assign]
     trainer.train()

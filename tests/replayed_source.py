@@ -56,6 +56,9 @@ class ReplayedSource:
         self._steps = steps
         self._position = 0
 
+    def end_rollout(self) -> None:
+        """Recorded rewards are as they are."""
+
     @property
     def obs(self) -> Obs | None:
         return self._steps[self._position - 1].step.obs if self._position else None

@@ -244,7 +244,7 @@ def test_a_failing_evaluation_loses_no_training(
         raise RuntimeError("no evaluation today")
 
     trainer = ExperimentManager.setup(make_config(eval_interval=interval))
-    monkeypatch.setattr("rl_training.runtime.callbacks.evaluate_actor", fail)
+    monkeypatch.setattr("rl_training.runtime.evaluation.evaluate_actor", fail)
     with pytest.raises(RuntimeError, match="no evaluation today"):
         trainer.train()
     last = load_checkpoint(trainer.run_dir / "checkpoints" / "last.pt")

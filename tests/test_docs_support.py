@@ -45,14 +45,15 @@ def test_every_algorithm_has_one_row_that_links_to_its_page() -> None:
 def test_a_row_holds_what_the_registry_declares(name: str) -> None:
     declared = ALGORITHMS[name]
     (row,) = (row for row in rows() if row[0].endswith(f"({name}.md)"))
-    _, actions, observations, memory, masks, accelerations = row
+    _, actions, observations, memory, masks, accelerations, torchrun = row
     assert tuple(actions.split(", ")) == declared.actions
     assert tuple(observations.split(", ")) == declared.observations
     assert (memory == "yes", memory == "no") == (declared.memory, not declared.memory)
     assert (masks == "yes", masks == "no") == (declared.masks, not declared.masks)
     assert tuple(part.strip("`") for part in accelerations.split(", ")) == declared.accelerations
+    assert torchrun == ("yes" if "torchrun" in declared.engines else "no")
 
 
 def test_a_known_row_reads_as_expected() -> None:
     (drqn,) = (row for row in rows() if row[0] == "[DRQN](drqn.md)")
-    assert drqn[1:] == ["Discrete", "vector", "yes", "no", "`eager`"]
+    assert drqn[1:] == ["Discrete", "vector", "yes", "no", "`eager`", "yes"]

@@ -86,7 +86,7 @@ def test_a_failing_constructor_of_an_evaluation_loses_no_training() -> None:
     failed = PPO(env_fn=make, **settings)
 
     def close_evaluation(trainer: Any, event: Any) -> None:
-        trainer.callbacks[0].on_close()
+        trainer._evaluations.close()
 
     with pytest.raises(Exception, match="no more environments"):
         failed.learn(256, callbacks=close_evaluation)

@@ -19,7 +19,10 @@ import rl_training
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = SRC / "rl_training"
-LEARNING = ("algorithms", "models", "data", "types", "seeding", "errors", "_internal/tree")
+LEARNING = (
+    *("algorithms", "models", "data", "communicator", "types", "seeding", "errors"),
+    "_internal/tree",
+)
 
 
 class Import(NamedTuple):
@@ -176,12 +179,16 @@ def test_environments_know_nothing_of_learning() -> None:
 
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("version", "errors", "types", "seeding", "terminal", "plugins", "untrusted_files", "trust"),
+    (
+        *("version", "errors", "types", "seeding", "terminal", "launched", "plugins"),
+        *("untrusted_files", "trust"),
+    ),
     ("stored_zip", "plain_pickle", "archive", "_internal"),
     ("registry",),
     ("config", "_internal.flags"),
     ("envs",),
-    ("algorithms.returns", "algorithms.masking"),
+    ("communicator",),
+    ("algorithms.returns", "algorithms.masking", "algorithms.moments"),
     ("data", "models"),
     ("algorithms", "contrib.recurrent_ppo"),
     ("runs", "logging", "checkpointing"),

@@ -59,7 +59,7 @@ class Interruptions:
         def ask(trainer: Trainer) -> bool:
             self.asked += 1
             if self.at is not None and self.asked >= self.at:
-                trainer._signals.received = "SIGTERM"
+                trainer.stopping.signals.received = "SIGTERM"
             return real(trainer)
 
         return ask
@@ -346,7 +346,7 @@ def test_an_early_stop_interrupted_in_its_last_evaluation_stays_an_early_stop(
     class Stop(Callback):
         def on_iteration(self, trainer: Any, event: IterationEnd) -> None:
             trainer.request_stop("far enough")
-            trainer._signals.received = "SIGTERM"
+            trainer.stopping.signals.received = "SIGTERM"
 
     config = small(make_config, "ppo", eval_interval=0)
     first = ExperimentManager.setup(config, callbacks=[Stop()]).train()

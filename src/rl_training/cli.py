@@ -17,11 +17,13 @@ from rl_training._internal.lazy import resolve
 from rl_training.errors import (
     EnvironmentFailure,
     NonFiniteError,
+    RankFailure,
     StorageError,
     UserError,
     WorkerError,
     did_you_mean,
 )
+from rl_training.launched import rank, shows, world_size
 from rl_training.plugins import search_also
 from rl_training.terminal import say, show
 from rl_training.version import __version__
@@ -69,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except Exception as error:  # noqa: BLE001 - the last resort: a bug, or the user's environment
         if not _nobody_reads(error):
-            say(traceback.format_exc().rstrip())
+            if shows(error):
+                where = f"rank {rank()}:\n" if world_size() > 1 else ""
+                say(where + traceback.format_exc().rstrip())
             _print_error(args, f"{type(error).__name__}: {error}", 1)
         return 1
     return code
@@ -87,13 +91,16 @@ def _dispatch(args: list[str]) -> int:
     try:
         return int(_find(args[0])(args[1:]))
     except UserError as error:
-        say(f"error: {error}")
+        if shows(error):
+            say(f"error: {error}")
         return _print_error(args, str(error), 2)
-    except (EnvironmentFailure, NonFiniteError, StorageError, WorkerError) as error:
-        say(f"failed: {error}")
+    except (EnvironmentFailure, NonFiniteError, RankFailure, StorageError, WorkerError) as error:
+        if shows(error):
+            say(f"failed: {error}")
         return _print_error(args, str(error), 1)
-    except KeyboardInterrupt:
-        say("stopped")
+    except KeyboardInterrupt as error:
+        if shows(error):
+            say("stopped")
         return _print_error(args, "stopped", 1)
 
 
@@ -108,7 +115,7 @@ def _find(name: str) -> Callable[[list[str]], int]:
 
 def _print_error(args: Sequence[str], message: str, code: int) -> int:
     """Print an error as JSON if ``--json`` is given; return the exit code."""
-    if "--json" in args:
+    if "--json" in args and rank() == 0:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
             show(json.dumps({"error": message, "exit_code": code}) + "\n")
     return code
@@ -147,7 +154,8 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    say(f"warning: {message}")
+    if rank() == 0:
+        say(f"warning: {message}")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ by a tree, so that a run learns the same bit for bit however its shards are plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Item = TypeVar("Item")
 
 SHARD_WEIGHT = "shard_weight"
 """Key of a batch: the share of its shard in means over all shards; absent: equal shares."""
@@ -42,13 +40,13 @@ class Communicator:
         """Return one row per shard of the run, given one per local shard."""
         return rows
 
-    def gather_objects(self, values: Sequence[Any]) -> list[Any]:
-        """Return one plain value per shard of the run, given one per local shard."""
-        return list(values)
+    def gather_objects(self, values: Sequence[Any], *, everywhere: bool = True) -> list[Any]:
+        """Return one plain value per shard of the run, given one per local shard.
 
-    def per_shard(self, function: Callable[[int], Item]) -> list[Item]:
-        """Return the function's results for the local shards."""
-        return [function(shard) for shard in self.local]
+        Unless ``everywhere``, only rank 0 gets them; other ranks get an empty list.
+        """
+        del everywhere
+        return list(values)
 
 
 ALONE = Communicator()
@@ -117,17 +115,21 @@ def load_generator_states(
         generator.set_state(one)
 
 
-def gather_state(state: Any, communicator: Communicator) -> Any:
-    """Return a state in which every `PerShard` holds the values of all shards of the run."""
+def gather_state(state: Any, communicator: Communicator, *, everywhere: bool = True) -> Any:
+    """Return a state in which every `PerShard` holds the values of all shards of the run.
+
+    Unless ``everywhere``, only on rank 0: other ranks return the state as it is.
+    """
     found: list[PerShard] = []
     _collect(state, found)
     if not found:
         return state
     per_shard = [[values[i] for values in found] for i in range(len(communicator.local))]
-    everything = communicator.gather_objects(per_shard)
-    return _replaced(
-        state, iter([{_KEY: list(values)} for values in zip(*everything, strict=True)])
-    )
+    gathered = communicator.gather_objects(per_shard, everywhere=everywhere)
+    if not gathered:
+        return state
+    of_all = zip(*gathered, strict=True)
+    return _replaced(state, iter([{_KEY: list(values)} for values in of_all]))
 
 
 def _collect(state: Any, found: list[PerShard]) -> None:
@@ -144,6 +146,13 @@ def _replaced(state: Any, values: Any) -> Any:
     if isinstance(state, dict):
         return {key: _replaced(value, values) for key, value in state.items()}
     return state
+
+
+def saved_shards(value: Any) -> list[Any]:
+    """Return the values of all shards in a state of `gather_state`; of an only shard its own."""
+    if isinstance(value, dict) and set(value) == {_KEY}:
+        return list(value[_KEY])
+    return [value]
 
 
 def local_state(state: Any, communicator: Communicator) -> Any:

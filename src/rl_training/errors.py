@@ -31,6 +31,13 @@ class StorageError(RuntimeError):
     """A file of a run could not be written: the disk is full, read-only or forbidden."""
 
 
+class RankFailure(RuntimeError):  # noqa: N818 - it reports the failure of another process
+    """Another process of a run under torchrun failed or was lost; the message names it."""
+
+    shown_elsewhere: bool | None = None
+    """Whether that process prints the message; None: not decided."""
+
+
 class Paused(Exception):  # noqa: N818 - it reports no error
     """Work was left before its end because a stop was requested; it starts again when resumed."""
 

@@ -60,10 +60,13 @@ def make_eval_env(
     num_episodes: int,
     env_fn: EnvFn | None = None,
     spaces: tuple[ObsSpec, ActionSpec] | None = None,
+    first_index: int = 0,
+    shard: int = 0,
 ) -> VectorAdapter:
     """Return environments for evaluation, separate from those of training.
 
-    Raises `ConfigError` where their spaces differ from ``spaces``, those of the policy.
+    Those of a shard have indices from ``first_index`` on. Raises `ConfigError` where their spaces
+    differ from ``spaces``, those of the policy.
     """
     if config.preprocessing == "atari":
         whole_games = {"terminal_on_life_loss": False, "clip_rewards": False}
@@ -72,9 +75,10 @@ def make_eval_env(
         config = config.with_overrides(vectorization="sync")
     if env_fn is not None and config.env_kwargs:  # they belong to the environment of the id
         config = config.with_overrides(env_kwargs={})
-    count = min(num_episodes, _MAX_EVAL_ENVS)
+    count = eval_envs_for(num_episodes)
     with _failures_in_evaluation():
-        env = VectorAdapter(make_vector_env(config, count, env_fn=env_fn), config.seed)
+        vector = make_vector_env(config, count, env_fn=env_fn, first_index=first_index)
+        env = VectorAdapter(vector, config.seed, first_index=first_index, shard=shard)
     if spaces is not None:
         try:
             require_same_spaces(env, *spaces)
@@ -82,6 +86,11 @@ def make_eval_env(
             env.close()
             raise
     return env
+
+
+def eval_envs_for(num_episodes: int) -> int:
+    """Return how many environments play so many episodes."""
+    return min(num_episodes, _MAX_EVAL_ENVS)
 
 
 def require_same_spaces(env: VectorAdapter, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:

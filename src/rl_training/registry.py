@@ -249,7 +249,7 @@ def check_settings(name: str, *, acceleration: str, overlap: bool, shards: int =
     """Refuse settings of a run that an algorithm does not support."""
     entry = find_entry(name)
     if shards > 1 and TORCHRUN not in entry.engines:
-        others = _others(lambda one: TORCHRUN in one.engines)
+        others = others_with_engine(TORCHRUN)
         raise ConfigError(f"'shards' must be 1 for {name}; got {shards}{others}")
     if acceleration not in entry.accelerations:
         raise ConfigError(
@@ -289,6 +289,11 @@ def check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
             f"{name} takes {' and '.join(entry.observations)} observations, not {found} ones"
             f"{_others(fits_all)}"
         )
+
+
+def others_with_engine(engine: str) -> str:
+    """Return the end of a refusal: which algorithms have an engine."""
+    return _others(lambda one: engine in one.engines)
 
 
 def _kinds(obs_spec: ObsSpec) -> list[str]:

@@ -35,7 +35,7 @@ class GradientStep:
     optimizer state, pass the first `GradientStep` as ``beside``.
 
     A call takes a batch of each shard that this process executes (one, unless a ``communicator``
-    says otherwise). It computes the flat gradients of their losses, each times the shard's share in
+    has several). It computes the flat gradients of their losses, each times the shard's share in
     the whole batch, adds those of all shards in their order (`Communicator.gather`), clips the sum
     to ``max_grad_norm`` and applies the optimizer. Metrics, the loss's tensors of one number, are
     added in the same way. Under ``cudagraph``, gradients are one graph and the rest is another if
@@ -153,7 +153,7 @@ class GradientStep:
     def _add_and_step(self, rows: Tensor) -> dict[str, Tensor]:
         """Add the rows of all shards, clip the gradient and step; return the metrics."""
         total = add_in_order(rows)
-        gradient, metrics = total.split((len(self.flat), len(self._names)))
+        gradient, metrics = total[: len(self.flat)], total[len(self.flat) :]
         if self._max_norm is not None:
             gradient = gradient * clip_scale(gradient, self._max_norm)
         self._apply_gradient(gradient)

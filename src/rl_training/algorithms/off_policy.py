@@ -134,7 +134,7 @@ class ReplayLearner(ABC):
         self.module = module
         self.config: Any = config
         self.communicator = communicator
-        self.generators = shards_of(torch.Generator() if generator is None else generator)
+        self.generators = shards_of(generator or [torch.Generator() for _ in communicator.local])
         self.samples = config.samples_per_update // communicator.shards
         """Transitions, or sequences of them, that an update draws from each shard's replay."""
         self.num_updates = 0

@@ -207,7 +207,7 @@ class OnPolicyLearner(ABC):
         self.module: nn.Module = model
         self.config: Any = config
         self.communicator = communicator
-        self.generators = shards_of(torch.Generator() if generator is None else generator)
+        self.generators = shards_of(generator or [torch.Generator() for _ in communicator.local])
         self.step = GradientStep(
             self.module,
             self.loss,
@@ -291,8 +291,9 @@ class OnPolicyLearner(ABC):
             gae_lambda=self.config.gae_lambda,
         )
 
-    def finish(self, rollouts: Sequence[RolloutBuffer], **metrics: float) -> None:
+    def finish(self, experience: Any, **metrics: float) -> None:
         """Update the observation statistics and record metrics of the whole learning phase."""
+        rollouts: Sequence[RolloutBuffer] = shards_of(experience)
         batches, rows = [one.flat() for one in rollouts], [one.rows() for one in rollouts]
         self.model.update_normalizer(*rows, communicator=self.communicator)
         self._phase = {

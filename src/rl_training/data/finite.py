@@ -88,12 +88,18 @@ def _first(fields: Sequence[Field], *, rows_are_missing: bool) -> _Found:
 
 
 def non_finite_error(
-    fields: Sequence[Field], episodes: Episodes, *, first_row: int, first_step: int
+    fields: Sequence[Field],
+    episodes: Episodes,
+    *,
+    first_row: int,
+    first_step: int,
+    first_env: int = 0,
 ) -> NonFiniteError:
     """Return the error for fields of which at least one is not finite.
 
     The fields cover the last rows of ``episodes``; their first row is ``first_row`` vector steps
-    after global step ``first_step``.
+    after global step ``first_step``. ``first_env`` is the index in the run of the first
+    environment.
     """
     row, part, env, field = _first(fields, rows_are_missing=first_row > 0)
     at = row + len(episodes.valid) - _num_rows(fields)
@@ -113,11 +119,12 @@ def non_finite_error(
     place = f"{when} of its episode: {shown}, at global step {first_step}"
     if first_row + row:
         place += f" plus {first_row + row} steps of every environment"
+    index = first_env + env
     if part != ACTION:
-        return NonFiniteError(f"environment {env} returned a non-finite {name} {place}")
+        return NonFiniteError(f"environment {index} returned a non-finite {name} {place}")
     missing = ", or an earlier value that is no longer stored was not finite" if first_row else ""
     return NonFiniteError(
-        f"the policy chose a non-finite action for environment {env} {place}. Its observation is"
+        f"the policy chose a non-finite action for environment {index} {place}. Its observation is"
         f" finite, so the weights contain NaN or infinity: training diverged{missing}. Try a lower"
         " learning rate, or normalised observations and rewards. Checkpoints are from before it"
     )

@@ -215,7 +215,11 @@ class ReplayBuffer(TransitionRing):
             ended = stored & ENDED > 0
             episodes = finite.Episodes(ended, valid, before, episode_lengths, not valid.all())
             raise finite.non_finite_error(
-                fields, episodes, first_row=rows - count, first_step=first_step
+                fields,
+                episodes,
+                first_row=rows - count,
+                first_step=first_step,
+                first_env=self.first_env,
             )
 
     def _newest_fields(self, count: int) -> list[finite.Field]:

@@ -20,6 +20,8 @@ class RolloutState:
 
     num_steps: int
     num_envs: int
+    first_env: int = 0
+    """Index in the run of the first of these environments, for errors."""
     masked: bool
     position: int
     recorded: frozenset[str]
@@ -141,7 +143,9 @@ class RolloutState:
             _, _, dones, valid = self._slots
             episodes = finite.Episodes(dones > 0, valid, before, episode_lengths, self.masked)
             fields = [*self._observed_fields(), *host]
-            raise finite.non_finite_error(fields, episodes, first_row=0, first_step=first_step)
+            raise finite.non_finite_error(
+                fields, episodes, first_row=0, first_step=first_step, first_env=self.first_env
+            )
         self._lengths_before = episode_lengths
 
     def _observed_finite(self) -> bool:

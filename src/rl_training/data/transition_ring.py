@@ -31,6 +31,9 @@ class TransitionRing:
     For checkpoints the ring is divided into chunks of rows; only chunks that changed are written.
     """
 
+    first_env = 0
+    """Index in the run of the first of these environments, for errors."""
+
     def __init__(
         self,
         capacity: int,

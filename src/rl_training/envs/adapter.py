@@ -16,7 +16,7 @@ from rl_training.envs.episodes import Restored
 from rl_training.envs.time_limits import vector_advice, vector_has_time_limit
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvironmentFailure
-from rl_training.seeding import stream_seed
+from rl_training.seeding import shard_key, stream_seed
 from rl_training.types import ACTION_MASK, Array, Episode, Obs, OutsideSpaceError, VectorStep
 
 _NATIVE_STATE: dict[type, tuple[str, ...]] = {CartPoleVectorEnv: ("state", "steps", "prev_done")}
@@ -28,8 +28,12 @@ _OF_RESETS = ("final_obs", "final_info")
 class VectorAdapter:
     """Steps a Gymnasium vector environment of any autoreset mode and returns `VectorStep`s."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], seed: int) -> None:
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], seed: int, *, first_index: int = 0, shard: int = 0
+    ) -> None:
         self.env = env
+        self.first_index = first_index
+        """Index of the first of these environments in the run."""
         self.num_envs = env.num_envs
         self.name = str(env.metadata.get("rl_training/name") or checks.name_of(env))
         """Id of the environment, or the name of its class."""
@@ -56,7 +60,7 @@ class VectorAdapter:
         self._last_info: Mapping[str, Any] = {}
         self._last_done = self._none_done
         self._on_episode: Callable[[int, dict[str, Any]], None] | None = None
-        self._state = _StateAccess(env)
+        self._state = _StateAccess(env, shard)
         self._max_recorded = int(env.metadata.get("rl_training/max_recorded_steps", _NEVER))
         self._steps = 0
         self._check_lengths_at = self._max_recorded
@@ -161,7 +165,8 @@ class VectorAdapter:
         self._check_lengths_at = _NEVER
         self.has_unrecorded_episodes = True
         warnings.warn(
-            f"the episode of environment {int(self._lengths.argmax())} is longer than"
+            f"the episode of environment {self.first_index + int(self._lengths.argmax())} is"
+            " longer than"
             f" max_recorded_steps ({self._max_recorded:,}): it is no longer recorded, so a resume"
             " begins a new episode there and is approximate. Raise max_recorded_steps, or limit"
             f" episodes with {self.limit_advice}",
@@ -193,7 +198,8 @@ class VectorAdapter:
         try:
             return self.obs_spec.cast(obs)
         except OutsideSpaceError as error:
-            index = error.row if env is None else env
+            row = error.row if env is None else env
+            index = None if row is None else self.first_index + row
             raise EnvironmentFailure(
                 f"environment {index} ({self.name}) returned an observation outside its space:"
                 f" {error}"
@@ -205,9 +211,9 @@ class VectorAdapter:
             stuck = np.flatnonzero(self.action_spec.without_choice(obs[ACTION_MASK]) & acting)
             if stuck.size:
                 raise EnvironmentFailure(
-                    f"environment {stuck[0]} ({self.name}) allows no action: what action_masks()"
-                    f" returns, or '{ACTION_MASK}' in the observation, must be true for at least"
-                    " one action (for MultiDiscrete: one in each component)"
+                    f"environment {self.first_index + stuck[0]} ({self.name}) allows no action:"
+                    f" what action_masks() returns, or '{ACTION_MASK}' in the observation, must be"
+                    " true for at least one action (for MultiDiscrete: one in each component)"
                 )
 
     def _across_reset(self, obs: Obs, done: Array, info: dict[str, Any]) -> tuple[Obs, Obs]:
@@ -273,9 +279,9 @@ class VectorAdapter:
         if unrecorded.size:
             self.has_unrecorded_episodes = True
             warnings.warn(
-                f"environments {unrecorded.tolist()} begin new episodes: theirs were longer than"
-                f" max_recorded_steps ({self._max_recorded:,}) and not recorded; this resume is"
-                " approximate",
+                f"environments {(self.first_index + unrecorded).tolist()} begin new episodes:"
+                f" theirs were longer than max_recorded_steps ({self._max_recorded:,}) and not"
+                " recorded; this resume is approximate",
                 stacklevel=4,
             )
         self._check_lengths_at = _NEVER if self.has_unrecorded_episodes else self._steps
@@ -338,8 +344,9 @@ def _row_of_info(info: Mapping[str, Any], index: int, num_envs: int) -> dict[str
 class _StateAccess:
     """How the state of one kind of vector environment is seeded, saved and restored."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], shard: int = 0) -> None:
         self._env = env
+        self._shard_key = shard_key(shard)
         base = env.unwrapped
         self._base: Any = base
         self.kind = "none"
@@ -363,13 +370,13 @@ class _StateAccess:
     def first_reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
         if self.kind == "episodes":
             return self._env.reset()
-        return self._env.reset(seed=stream_seed(seed, "environment") >> 32)
+        return self._env.reset(seed=stream_seed(seed, "environment", *self._shard_key) >> 32)
 
     def reset_anew(self, seed: int, steps: int) -> tuple[Any, dict[str, Any]]:
         """Begin episodes that the run has not had before its vector step ``steps``."""
         if not steps:
             return self.first_reset(seed)
-        anew = stream_seed(seed, "resumed environment", steps)
+        anew = stream_seed(seed, "resumed environment", steps, *self._shard_key)
         self.reseed(anew)
         return self._env.reset() if self.kind == "episodes" else self._env.reset(seed=anew >> 32)
 

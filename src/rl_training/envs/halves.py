@@ -21,6 +21,7 @@ class HalvedAdapter:
     def __init__(self, halves: tuple[VectorAdapter, VectorAdapter]) -> None:
         first, second = self.halves = halves
         self.num_envs = first.num_envs + second.num_envs
+        self.first_index = first.first_index
         self.rows = (slice(0, first.num_envs), slice(first.num_envs, self.num_envs))
         """The environments of each half."""
         self.action_spec, self.obs_spec = first.action_spec, first.obs_spec
@@ -101,13 +102,15 @@ Adapter: TypeAlias = VectorAdapter | HalvedAdapter
 """What trainers step."""
 
 
-def make_adapter(config: TrainConfig[Any], env_fn: EnvFn | None = None) -> Adapter:
-    """The environments a config trains on, in halves where it asks for overlap."""
+def make_adapter(config: TrainConfig[Any], env_fn: EnvFn | None = None, shard: int = 0) -> Adapter:
+    """The environments that a shard trains on, in halves where a config asks for overlap."""
+    count = config.num_envs // config.shards
+
+    def make(size: int, start: int) -> VectorAdapter:
+        env = make_vector_env(config, size, env_fn=env_fn, first_index=start)
+        return VectorAdapter(env, config.seed, first_index=start, shard=shard)
+
     if not config.overlap:
-        return VectorAdapter(make_vector_env(config, env_fn=env_fn), config.seed)
-    size = config.num_envs // 2
-    first, second = (
-        VectorAdapter(make_vector_env(config, size, env_fn=env_fn, first_index=start), config.seed)
-        for start in (0, size)
-    )
+        return make(count, shard * count)
+    first, second = (make(count // 2, shard * count + start) for start in (0, count // 2))
     return HalvedAdapter((first, second))

@@ -55,9 +55,9 @@ class RunningNorm(nn.Module):
         batches = communicator.gather(torch.stack([_moments_of_rows(rows) for rows in shards]))
         merged, shape = Moments(self.count, self.mean, self.m2), self.mean.shape
         for batch in batches:
-            count, mean, m2 = batch[0], *batch[1:].view(2, *shape)
-            if count > 0:
-                merged = merged.merged(Moments(count, mean, m2))
+            mean, m2 = batch[1:].view(2, *shape).unbind()
+            if batch[0] > 0:
+                merged = merged.merged(Moments(batch[0], mean, m2))
         if merged.count == 0:
             return
         for buffer, value in zip((self.count, self.mean, self.m2), merged, strict=True):

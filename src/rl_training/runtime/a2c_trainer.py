@@ -7,19 +7,25 @@ import dataclasses
 import torch
 
 from rl_training.algorithms.a2c import A2C, A2CConfig
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.building import build_actor_critic
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.setup import train_function
+from rl_training.runtime.spec import learner_arguments
 from rl_training.types import ActionSpec, ObsSpec
 
 
 def build_a2c(
-    config: TrainConfig[A2CConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+    config: TrainConfig[A2CConfig],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+    communicator: Communicator = ALONE,
 ) -> A2C:
     """Return A2C and its model; weights are drawn from torch's global generator."""
     model = build_actor_critic(config, obs_spec, action_spec).to(device)
-    return A2C(model, config.algo_kwargs, acceleration=config.acceleration)
+    return A2C(model, config.algo_kwargs, **learner_arguments(config, communicator, "minibatches"))
 
 
 # It acts, and collects rollouts, as PPO does.

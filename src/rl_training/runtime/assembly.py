@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from rl_training.checkpointing import find_checkpoint
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvFn, make_adapter
+from rl_training.envs import Adapter, EnvFn, make_adapter
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import make_eval_env, spec_in_words
 from rl_training.models.normalizer import RewardNormalizer
-from rl_training.registry import check_spaces, get_spec
+from rl_training.registry import TORCHRUN, check_spaces, find_entry, get_spec
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.device import (
     check_acceleration,
@@ -25,7 +26,12 @@ from rl_training.runtime.device import (
     pick_threads,
     torch_threads,
 )
-from rl_training.runtime.sources import local_source
+from rl_training.runtime.episode_info import WINDOW
+from rl_training.runtime.launch import failing_together
+from rl_training.runtime.process_group import ProcessGroup
+from rl_training.runtime.ranks import Ranks
+from rl_training.runtime.sharded_source import ShardedSource
+from rl_training.runtime.sources import LocalSource, local_source
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.stored import (
     load_model_weights,
@@ -35,44 +41,76 @@ from rl_training.seeding import stream_seed
 from rl_training.types import ActionSpec, EnvInfo, ObsSpec
 
 
-def assemble(config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None = None) -> Setup:
-    """Make environments, learner, actor and source of a run."""
+def assemble(
+    config: TrainConfig[Any],
+    env_fn: EnvFn | None,
+    threads: int | None = None,
+    ranks: Ranks | None = None,
+) -> Setup:
+    """Make environments, learner, actors and source of a run, for the shards of this process."""
     spec = get_spec(config.algo)
+    ranks = Ranks(Communicator(config.shards)) if ranks is None else ranks
+    communicator = ranks.communicator
     _seed_globals(config.seed)
-    env = make_adapter(config, env_fn)
+    envs: list[Adapter] = []
     try:
-        device = pick_device(config.device, env.obs_spec)
-        check_acceleration(config.acceleration, device)
-        check_precision(config.precision, device, env.obs_spec)
-        count = pick_threads(config, env.obs_spec, device) if threads is None else threads
-        learner = build_algorithm(config, env.obs_spec, env.action_spec, device, count)
-        normalizer = None
-        if config.normalize_reward:
-            gamma = config.algo_kwargs.gamma
-            normalizer = RewardNormalizer(env.num_envs, gamma, config.clip_reward)
-        source = local_source(env, _recording_actor(spec, learner, config, device), normalizer)
+        with failing_together(ranks):
+            for shard in communicator.local:  # one by one: made ones are closed on failure
+                envs.append(make_adapter(config, env_fn, shard))  # noqa: PERF401
+            obs_spec, action_spec = envs[0].obs_spec, envs[0].action_spec
+            device = pick_device(config.device, obs_spec)
+        if isinstance(communicator, ProcessGroup):
+            communicator.use_device(device)
+        with failing_together(ranks):
+            check_acceleration(config.acceleration, device)
+            check_precision(config.precision, device, obs_spec)
+            count = pick_threads(config, obs_spec, device) if threads is None else threads
+            learner = build_algorithm(config, obs_spec, action_spec, device, count, communicator)
+            pairs = zip(communicator.local, envs, strict=True)
+            sources = [_shard_source(spec, learner, config, device, *pair) for pair in pairs]
     except BaseException:
-        env.close()
+        for env in envs:
+            env.close()
         raise
+    spaces = (obs_spec, action_spec)
     return Setup(
         spec=spec,
         config=config,
         learner=learner,
-        source=source,
-        make_eval_env=lambda episodes: make_eval_env(
-            config, episodes, env_fn, (env.obs_spec, env.action_spec)
+        source=sources[0] if communicator.alone else ShardedSource(sources, communicator),
+        make_eval_env=lambda episodes, first_index, shard: make_eval_env(
+            config, episodes, env_fn, spaces, first_index, shard
         ),
         custom_env=env_fn is not None,
         device=device,
         threads=count,
+        ranks=ranks,
     )
 
 
+def _shard_source(
+    spec: AlgorithmSpec,
+    learner: Any,
+    config: TrainConfig[Any],
+    device: torch.device,
+    shard: int,
+    env: Adapter,
+) -> LocalSource:
+    """Return the source of one shard."""
+    normalizer = None
+    if config.normalize_reward:
+        gamma = config.algo_kwargs.gamma
+        normalizer = RewardNormalizer(env.num_envs, gamma, config.clip_reward)
+    actor = _recording_actor(spec, learner, config, device, shard)
+    return local_source(env, actor, normalizer, window=-(-WINDOW // config.shards))
+
+
 def _recording_actor(
-    spec: AlgorithmSpec, learner: Any, config: TrainConfig[Any], device: torch.device
+    spec: AlgorithmSpec, learner: Any, config: TrainConfig[Any], device: torch.device, shard: int
 ) -> Actor:
     """Return the exploring actor, which records with each step what the spec requests."""
-    actor: Any = spec.actor(learner, config, device)
+    has_shards = TORCHRUN in find_entry(config.algo).engines
+    actor: Any = spec.actor(learner, config, device, *((shard,) if has_shards else ()))
     if spec.records:
         if not hasattr(actor, "record"):
             raise ConfigError(
@@ -96,6 +134,7 @@ def build_algorithm(
     action_spec: ActionSpec,
     device: torch.device,
     threads: int = 1,
+    communicator: Communicator = ALONE,
 ) -> Any:
     """Return a learner with its seeded initial weights, in eval mode.
 
@@ -105,7 +144,9 @@ def build_algorithm(
     devices = [device] if device.type == "cuda" else []
     with torch_threads(threads), torch.random.fork_rng(devices=devices):
         torch.manual_seed(stream_seed(config.seed, "parameters"))
-        learner = get_spec(config.algo).build(config, obs_spec, action_spec, device)
+        has_shards = TORCHRUN in find_entry(config.algo).engines
+        more = (communicator,) if has_shards else ()
+        learner = get_spec(config.algo).build(config, obs_spec, action_spec, device, *more)
     learner.module.eval()
     return learner
 

@@ -14,14 +14,11 @@ import numpy as np
 
 from rl_training import checkpointing
 from rl_training._internal.coerce import require
-from rl_training.errors import ConfigError, Paused, did_you_mean
-from rl_training.eval import EvalResult, episodes_of_each, evaluate_actor
-from rl_training.runtime.episode_info import EpisodeInfo
-from rl_training.seeding import stream_seed, torch_stream
+from rl_training.errors import ConfigError, did_you_mean
+from rl_training.eval import EvalResult
 from rl_training.types import Array, Episode, Obs
 
 if TYPE_CHECKING:
-    from rl_training.envs import VectorAdapter
     from rl_training.runtime.trainer import Trainer
 
 _CHECKPOINT_SECONDS = 300.0
@@ -29,7 +26,11 @@ _CHECKPOINT_SECONDS = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class StepEnd:
-    """Every environment took one step. The arrays are the ones in use: copy, do not change them."""
+    """Every environment took one step. The arrays are the ones in use: copy, do not change them.
+
+    With several shards the event comes for each shard, with the rows of its environments; under
+    torchrun for the shards of rank 0 alone, whose steps ``step`` then counts within an iteration.
+    """
 
     step: int
     """Environment steps of the run so far, this one included."""
@@ -66,7 +67,8 @@ class RolloutEnd:
     steps: int
     """Environment steps that were collected."""
     episodes: tuple[Episode, ...]
-    """Episodes that ended meanwhile; after a resume within a rollout: those since the resume."""
+    """Episodes that ended meanwhile (under torchrun those of rank 0's shards); after a resume
+    within a rollout: those since the resume."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,8 +281,7 @@ class EvaluationCallback(Callback):
     """Evaluates at step intervals and at the end, on environments of its own.
 
     The episodes of an evaluation depend on the run's seed and the step alone: nothing to save,
-    and training is never disturbed. Worker processes are started for each evaluation, so that they
-    take no memory in between.
+    and training is never disturbed.
     """
 
     def __init__(self, interval: int, episodes: int, *, deterministic: bool = True) -> None:
@@ -288,22 +289,11 @@ class EvaluationCallback(Callback):
         self.interval = interval
         self.episodes = episodes
         self.deterministic = deterministic
-        self._env: VectorAdapter | None = None
         self._last_step = -1
 
     def on_start(self, trainer: Trainer) -> None:
         """Make the environments now: better to fail here than after the training."""
-        self._open(trainer)
-        self._close_workers(trainer)
-
-    def _open(self, trainer: Trainer) -> VectorAdapter:
-        if self._env is None:
-            self._env = trainer.make_eval_env(self.episodes)
-        return self._env
-
-    def _close_workers(self, trainer: Trainer) -> None:
-        if trainer.config.vectorization == "async":
-            self.on_close()
+        trainer.open_evaluation(self.episodes)
 
     def on_iteration(self, trainer: Trainer, event: IterationEnd) -> None:
         """Evaluate where an interval was crossed."""
@@ -316,46 +306,9 @@ class EvaluationCallback(Callback):
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
-        config, step = trainer.config, trainer.global_step
-        sampling = None
-        if not self.deterministic:
-            sampling = torch_stream(config.seed, "evaluation_actions", step)
-        actor = trainer.spec.eval_actor(trainer.learner, trainer.device, sampling)
-        seed = stream_seed(config.seed, "evaluation", step)
-        module = trainer.learner.module
-        was_training = module.training
-        module.eval()
-        trainer.activity = "evaluating"
-        try:
-            env = self._open(trainer)
-            quota = episodes_of_each(self.episodes, env.num_envs)
-            info = EpisodeInfo(config.log_info, quota=quota)
-            if config.log_info:
-                env.watch_episodes(info.add)
-            result = evaluate_actor(
-                actor,
-                env,
-                num_episodes=self.episodes,
-                seed=seed,
-                stop=trainer.stops_work,
-            )
-        except Paused:
-            raise
-        except Exception:
-            trainer.save_before_failure()
-            raise
-        finally:
-            trainer.activity = ""
-            module.train(was_training)
-        self._close_workers(trainer)
-        self._last_step = step
-        trainer.reporter.record_evaluation(result, info.means("eval"))
-
-    def on_close(self) -> None:
-        """Close the environments."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        result, info_means = trainer.evaluate(self.episodes, deterministic=self.deterministic)
+        self._last_step = trainer.global_step
+        trainer.reporter.record_evaluation(result, info_means)
 
     def state_dict(self) -> dict[str, Any]:
         """Which step was evaluated last."""
@@ -419,7 +372,8 @@ class CheckpointCallback(Callback):
         path = folder / f"step_{trainer.global_step:012d}{checkpointing.SUFFIX}"
         trainer.reporter.sync_log()
         trainer.commit_files()
-        checkpointing.save_checkpoint(path, trainer.state_dict())
+        state = trainer.state_dict()
+        checkpointing.save_checkpoint(path, state)
         if new_best:
             checkpointing.link_checkpoint(path, folder / f"best{checkpointing.SUFFIX}")
         checkpointing.link_checkpoint(path, folder / f"last{checkpointing.SUFFIX}")
@@ -433,7 +387,7 @@ class CheckpointCallback(Callback):
             ),
         )
         checkpointing.prune(numbered[: -self.keep])
-        trainer.after_checkpoint(is_best=new_best)
+        trainer.after_checkpoint(state, is_best=new_best)
         self._saved_at = time.monotonic()
         trainer.pause_at = self._saved_at + _CHECKPOINT_SECONDS
         trainer.reporter.checkpoint_saved(

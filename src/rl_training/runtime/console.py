@@ -222,6 +222,9 @@ def _signal_message(trainer: Trainer) -> str | None:
 def _title(trainer: Trainer) -> str:
     config = trainer.config
     envs = f"{config.num_envs} environment{'s' if config.num_envs > 1 else ''}"
+    if config.shards > 1:
+        count = trainer.communicator.world_size
+        envs += f" in {config.shards} shards on {count} process{'es' if count > 1 else ''}"
     return one_line(
         f"{config.algo.upper()} on {config.env_id}, {envs}, {trainer.device.type},"
         f" seed {config.seed}"

@@ -8,15 +8,17 @@ import torch
 
 from rl_training.config import TrainConfig
 from rl_training.runtime.actors import Actor, EvaluationActor, ExploringActor
-from rl_training.seeding import torch_stream
+from rl_training.seeding import shard_key, torch_stream
 
 
-def exploring_actor(algorithm: Any, config: TrainConfig[Any], device: torch.device) -> Actor:
+def exploring_actor(
+    algorithm: Any, config: TrainConfig[Any], device: torch.device, shard: int = 0
+) -> Actor:
     """Return an actor: uniform actions until ``learning_starts``, then the policy with noise."""
     return ExploringActor(
         algorithm.model.actor,
         config.algo_kwargs.learning_starts,
-        torch_stream(config.seed, "exploration"),
+        torch_stream(config.seed, "exploration", *shard_key(shard)),
         device,
         config.acceleration,
     )

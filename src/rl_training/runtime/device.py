@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rl_training.errors import ConfigError
+from rl_training.launched import local_rank
 from rl_training.types import ObsSpec
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
             f"device: {name} is not available: torch finds no such device; use 'cpu' or 'auto'"
         )
     if name == "cuda":  # with its index, as in tensor.device
+        if local_rank():
+            torch.cuda.set_device(local_rank() % torch.cuda.device_count())
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
 
@@ -76,7 +79,7 @@ def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec, device: torch.devi
     """
     if config.torch_threads is not None:
         return config.torch_threads
-    if device.type != "cpu":
+    if device.type != "cpu" or config.shards > 1:  # nor on how many processes execute the shards
         return 1
     knobs = config.algo_kwargs
     rows = getattr(knobs, "samples_per_update", 256)

@@ -7,29 +7,35 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.dqn import DQN, DQNConfig
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.building import build_q_network
 from rl_training.runtime.actors import Actor, EpsilonGreedyActor, EvaluationActor
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.seeding import torch_stream
+from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
+from rl_training.seeding import shard_key, torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
 
 def build_dqn(
-    config: TrainConfig[DQNConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+    config: TrainConfig[DQNConfig],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+    communicator: Communicator = ALONE,
 ) -> DQN:
     """DQN and its networks, at the start of the config's random streams."""
     model = build_q_network(config, obs_spec, action_spec).to(device)
-    generator = torch_stream(config.seed, "replay")
-    return DQN(model, config.algo_kwargs, generator=generator, acceleration=config.acceleration)
+    return DQN(model, config.algo_kwargs, **learner_arguments(config, communicator, "replay"))
 
 
-def _actor(algorithm: DQN, config: TrainConfig[DQNConfig], device: torch.device) -> Actor:
+def _actor(
+    algorithm: DQN, config: TrainConfig[DQNConfig], device: torch.device, shard: int = 0
+) -> Actor:
     knobs = config.algo_kwargs
     model: Any = algorithm.module
-    generator = torch_stream(config.seed, "exploration")
+    generator = torch_stream(config.seed, "exploration", *shard_key(shard))
     return EpsilonGreedyActor(model, knobs.exploration, generator, device, config.acceleration)
 
 

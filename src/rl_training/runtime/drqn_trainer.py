@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.drqn import DRQN, DRQNConfig
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -19,9 +20,9 @@ from rl_training.runtime.recurrent_actors import (
     RecurrentEvaluationActor,
 )
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
 from rl_training.runtime.trainer import Setup
-from rl_training.seeding import torch_stream
+from rl_training.seeding import shard_key, torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
 
@@ -64,6 +65,7 @@ def build_drqn(
     obs_spec: ObsSpec,
     action_spec: ActionSpec,
     device: torch.device,
+    communicator: Communicator = ALONE,
 ) -> DRQN:
     """DRQN and its networks, at the start of the config's random streams."""
     knobs = config.algo_kwargs
@@ -76,12 +78,14 @@ def build_drqn(
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
     ).to(device)
-    return DRQN(model, knobs, generator=torch_stream(config.seed, "replay"))
+    return DRQN(model, knobs, **learner_arguments(config, communicator, "replay"))
 
 
-def _actor(algorithm: DRQN, config: TrainConfig[DRQNConfig], device: torch.device) -> Actor:
+def _actor(
+    algorithm: DRQN, config: TrainConfig[DRQNConfig], device: torch.device, shard: int = 0
+) -> Actor:
     model: Any = algorithm.module
-    generator = torch_stream(config.seed, "exploration")
+    generator = torch_stream(config.seed, "exploration", *shard_key(shard))
     return RecurrentEpsilonGreedyActor(model, config.algo_kwargs.exploration, generator, device)
 
 

@@ -21,10 +21,12 @@ class EpisodeInfo:
     ``quota``, for an evaluation, over the first so many of each environment, without warnings.
     """
 
-    def __init__(self, keys: Sequence[str], quota: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, keys: Sequence[str], quota: Sequence[int] | None = None, window: int = WINDOW
+    ) -> None:
         self.keys = tuple(keys)
         self._quota = None if quota is None else list(quota)
-        length = WINDOW if quota is None else None
+        length = window if quota is None else None
         self._values: dict[str, deque[float]] = {key: deque(maxlen=length) for key in self.keys}
         self._episodes = 0
         self._other_keys: set[str] = set()
@@ -57,15 +59,24 @@ class EpisodeInfo:
 
     def means(self, group: str) -> dict[str, float]:
         """Return the means, named ``group/KEY_mean``; warn once of a key that no episode had."""
-        for key, values in self._values.items():
-            if self._episodes and not values and key not in self._warned:
-                self._warned.add(key)
-                self._warn_missing(key)
+        self.warn_of_missing()
         return {
             f"{group}/{key}_mean": float(np.mean(values))
             for key, values in self._values.items()
             if values
         }
+
+    def warn_of_missing(self) -> None:
+        """Warn once of each key that no episode had."""
+        for key, values in self._values.items():
+            if self._episodes and not values and key not in self._warned:
+                self._warned.add(key)
+                self._warn_missing(key)
+
+    def sums(self) -> list[tuple[float, int]]:
+        """Return the sum and number of the values of each key."""
+        self.warn_of_missing()
+        return [(float(np.sum(values)), len(values)) for values in self._values.values()]
 
     def _warn_missing(self, key: str) -> None:
         found = ", ".join(sorted(map(repr, self._other_keys))) or "none"
@@ -84,6 +95,14 @@ class EpisodeInfo:
         for key, values in self._values.items():
             values.clear()
             values.extend(float(value) for value in state.get(key, ()))
+
+
+def means_of_sums(
+    group: str, keys: Sequence[str], sums: Sequence[tuple[float, float]]
+) -> dict[str, float]:
+    """Return the means of what `EpisodeInfo.sums` returned, as `EpisodeInfo.means` does."""
+    pairs = zip(keys, sums, strict=True)
+    return {f"{group}/{key}_mean": total / count for key, (total, count) in pairs if count}
 
 
 def _number(value: Any) -> float | None:

@@ -8,15 +8,20 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from rl_training.algorithms.off_policy import OffPolicyConfig
+from rl_training.communicator import per_shard_state, state_of_each
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
+from rl_training.launched import local_world_size
 from rl_training.models.observing import update_normalizers
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.experience import ReplayLearner
 from rl_training.runtime.memory import check_device_memory, check_host_memory, make_claimed
-from rl_training.runtime.replay_store import ReplayStore
+from rl_training.runtime.replay_store import ReplayStore, chunk_names
 from rl_training.runtime.reporting import mean_losses
+from rl_training.runtime.sharded_source import first_env, shard_sources
 from rl_training.runtime.trainer import Iteration, Setup, Trainer
 from rl_training.types import Progress
 
@@ -47,7 +52,15 @@ class OffPolicyTrainer(Trainer):
         self._replay_learner: ReplayLearner = setup.learner
         self.knobs: OffPolicyConfig = setup.config.algo_kwargs
         filled = min(1.0, setup.config.total_timesteps / self.knobs.buffer_size)
-        self.replay = make_claimed(lambda: self.make_replay(setup), filled)
+        self._sources = shard_sources(setup.source)
+        parts = [setup.of_shard(index) for index in range(len(self._sources))]
+        self.replays = [
+            make_claimed(lambda part=part: self.make_replay(part), filled)  # type: ignore[misc]
+            for part in parts
+        ]
+        """The replays of the shards that this process executes."""
+        for replay, source in zip(self.replays, self._sources, strict=True):
+            replay.first_env = first_env(source)
         # By its decimal digits, so that 0.1 is a tenth and ten crossings make exactly one.
         steps = self.knobs.gradient_steps
         self._per_crossing = Fraction(self.knobs.train_freq if steps == -1 else str(steps))
@@ -59,7 +72,18 @@ class OffPolicyTrainer(Trainer):
         per_step = self._per_crossing / self.knobs.train_freq
         self.iteration_steps = max(1, int(_ITERATION / max(Fraction(1), per_step)))
         """Steps of one iteration; may be changed between iterations."""
-        self._store = ReplayStore(setup.folder / "replay" if setup.folder else None)
+        folder = setup.folder / "replay" if setup.folder else None
+        self._stores = [ReplayStore(folder) for _ in self.replays]
+
+    @property
+    def replay(self) -> ReplayBuffer:
+        """The replay of the first shard that this process executes: of an only shard, all."""
+        return self.replays[0]
+
+    @property
+    def _experience(self) -> Any:
+        """The replay as source and learner take it."""
+        return self.replay if self.communicator.alone else self.replays
 
     @staticmethod
     def check(setup: Setup) -> None:
@@ -73,12 +97,17 @@ class OffPolicyTrainer(Trainer):
                 " set device too"
             )
         each = setup.spec.trainer.bytes_per_transition(setup)  # type: ignore[attr-defined]
-        check_host_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
+        communicator = setup.ranks.communicator
+        per_rank = knobs.buffer_size // communicator.shards * len(communicator.local)
+        here = per_rank * local_world_size()  # of all ranks of this machine
+        quiet = not (setup.config.progress and setup.ranks.leads)
+        check_host_memory(here, each, quiet=quiet)
         if on_device:
             copied = ReplayBuffer.copied_bytes_per_transition(
                 info.obs_spec, info.action_spec, frame_stack=info.frame_stack
             )
-            check_device_memory(knobs.buffer_size, copied, setup.device)
+            sharing = -(-local_world_size() // max(1, torch.cuda.device_count()))
+            check_device_memory(per_rank * sharing, copied, setup.device)
         total = setup.config.total_timesteps
         if knobs.learning_starts >= total or knobs.train_freq > total:
             warnings.warn(
@@ -100,8 +129,8 @@ class OffPolicyTrainer(Trainer):
         )
 
     def make_replay(self, setup: Setup) -> ReplayBuffer:
-        """Return storage for ``buffer_size`` transitions."""
-        info, knobs = setup.source.info, self.knobs
+        """Return storage for the ``buffer_size`` transitions of a shard."""
+        info, knobs = setup.source.info, setup.config.algo_kwargs
         on_device = knobs.replay_device == "accelerator"
         return ReplayBuffer(
             knobs.buffer_size,
@@ -148,7 +177,7 @@ class OffPolicyTrainer(Trainer):
         progress = Progress(part.segment_start, total)
         while part.missing:  # in pieces, after each of which a display is up to date
             piece = min(part.missing, _STEPS_BETWEEN_DISPLAYS)
-            taken = self.source.collect(self.replay, piece, progress, self.pauses)
+            taken = self.source.collect(self._experience, piece, progress, self.pauses)
             part.step += taken.steps
             part.missing -= taken.vector_steps
             part.vector_steps += taken.vector_steps
@@ -161,7 +190,8 @@ class OffPolicyTrainer(Trainer):
         updates = int(self._pending)
         if not updates:
             return True
-        done = self._learn(self.replay, progress, self.pauses, updates=updates)
+        with self.stopping.at("learn"):
+            done = self._learn(self._experience, progress, self.pauses, updates=updates)
         self._pending -= done
         self.reporter.notify_update(progress.step, done, self._mean_losses)
         if done < updates:
@@ -173,12 +203,13 @@ class OffPolicyTrainer(Trainer):
         return mean_losses(self._replay_learner.metric_sums())
 
     def _report_of(self, part: _Part, first_step: int) -> Iteration:
-        self.replay.check_finite(part.vector_steps, first_step, self.source.episode_lengths)
+        for replay, source in zip(self.replays, self._sources, strict=True):
+            replay.check_finite(part.vector_steps, first_step, source.episode_lengths)
         if self.config.normalize_obs:
-            rows = self.replay.newest_observations(part.vector_steps)
-            update_normalizers(self.learner.module, rows)
+            rows = [replay.newest_observations(part.vector_steps) for replay in self.replays]
+            update_normalizers(self.learner.module, *rows, communicator=self.communicator)
             self.source.publish(self.learner.module, self.policy_version() + 1)
-        metrics = {**self.source.metrics(), **self.learner.pop_metrics()}
+        metrics = {**self.source_metrics(), **self.learner.pop_metrics()}
         return Iteration(part.step - first_step, metrics)
 
     def _next_boundary(self, step: int, end: int) -> int:
@@ -216,12 +247,15 @@ class OffPolicyTrainer(Trainer):
     def extra_state(self) -> dict[str, Any]:
         """Return the pending updates, a fraction, and the names of the replay's files."""
         owed = [self._pending.numerator, self._pending.denominator]
-        replay = self._store.state_dict(self.replay)
+        pairs = zip(self._stores, self.replays, strict=True)
+        states = [store.state_dict(replay) for store, replay in pairs]
+        replay = per_shard_state(states, self.communicator)
         return {"owed": owed, "learns_from": self._learns_from, "replay": replay}
 
-    def commit_files(self) -> None:
-        """Write the replay's files that changed."""
-        self._store.commit(self.replay)
+    def commit_shards(self) -> None:
+        """Write the files of the local shards' replays that changed."""
+        for store, replay in zip(self._stores, self.replays, strict=True):
+            store.commit(replay)
 
     def refill_steps(self) -> int:
         """Return how many steps an empty replay collects before it is learnt from again."""
@@ -238,15 +272,19 @@ class OffPolicyTrainer(Trainer):
             if self._part is not None:
                 self._part.vector_steps = 0  # of the iteration's rows the replay holds none
         else:
-            self._store.load(self.replay, state["replay"])
+            saved = state_of_each(state["replay"], self.communicator)
+            for store, replay, one in zip(self._stores, self.replays, saved, strict=True):
+                store.load(replay, one)
 
     def load_state_dict(self, state: Mapping[str, Any], *, empty_replay: bool = False) -> bool:
         """Restore a checkpoint; False where the environments could not be restored exactly."""
         exact = super().load_state_dict(state, empty_replay=empty_replay)
-        if self.source.obs is not None:
-            self.replay.resume_at(self.source.obs, exact=exact)
+        for replay, source in zip(self.replays, self._sources, strict=True):
+            if source.obs is not None:
+                replay.resume_at(source.obs, exact=exact)
         return exact
 
-    def after_checkpoint(self, *, is_best: bool) -> None:
+    def after_checkpoint(self, state: Mapping[str, Any], *, is_best: bool) -> None:
         """Delete replay files that neither the last checkpoint nor the best one names."""
-        self._store.prune(is_best=is_best, best=self.run_dir / "checkpoints" / "best.pt")
+        best = self.run_dir / "checkpoints" / "best.pt"
+        self._stores[0].prune(chunk_names(state), is_best=is_best, best=best)

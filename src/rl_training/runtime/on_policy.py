@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from rl_training.communicator import per_shard_state, state_of_each
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Paused
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.sharded_source import first_env, shard_sources
 from rl_training.runtime.trainer import Iteration, Setup, Trainer
 from rl_training.types import Progress, StopRequest, never
 
@@ -24,7 +26,13 @@ class OnPolicyTrainer(Trainer):
     def __init__(self, setup: Setup, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__(setup, callbacks)
         self.num_steps = int(setup.config.algo_kwargs.num_steps)
-        self.buffer = self.make_buffer(setup)
+        self._sources = shard_sources(setup.source)
+        self.buffers = [
+            self.make_buffer(setup.of_shard(index)) for index in range(len(self._sources))
+        ]
+        """The rollouts of the shards that this process executes."""
+        for buffer, source in zip(self.buffers, self._sources, strict=True):
+            buffer.first_env = first_env(source)
         self._collected: int | None = None
         """Transitions of the rollout that is being collected; None between iterations."""
         self._counted_rows = 0
@@ -34,8 +42,13 @@ class OnPolicyTrainer(Trainer):
         self._updates = 0
         """Gradient steps of the last learning phase."""
 
+    @property
+    def buffer(self) -> RolloutBuffer:
+        """The rollout of the first shard that this process executes: of an only shard, all."""
+        return self.buffers[0]
+
     def make_buffer(self, setup: Setup) -> RolloutBuffer:
-        """Return storage for one rollout."""
+        """Return storage for one rollout of a shard."""
         return self.make_buffer_of(RolloutBuffer, setup)
 
     def make_buffer_of(
@@ -65,10 +78,11 @@ class OnPolicyTrainer(Trainer):
     def iterate(self, progress: Progress) -> Iteration | None:
         """Collect one rollout and learn from it; None where it paused on the way."""
         if self._collected is None:
-            self.buffer.reset()
+            for buffer in self.buffers:
+                buffer.reset()
             self._collected = self._counted_rows = 0
         missing = self.num_steps - self.buffer.position
-        taken = self.source.collect(self.buffer, missing, progress, self.pauses)
+        taken = self.source.collect(self._experience, missing, progress, self.pauses)
         self._collected += taken.steps
         self._counted_rows = self.buffer.position
         self.reporter.notify_rollout(
@@ -76,7 +90,8 @@ class OnPolicyTrainer(Trainer):
         )
         if self.buffer.position < self.num_steps:
             return None
-        self.buffer.check_finite(progress.step, self.source.episode_lengths)
+        for buffer, source in zip(self.buffers, self._sources, strict=True):
+            buffer.check_finite(progress.step, source.episode_lengths)
         if not self._learn_from_rollout(progress):
             return None
         if self.config.normalize_reward:
@@ -86,7 +101,7 @@ class OnPolicyTrainer(Trainer):
         metrics = self.learner.pop_metrics()
         self.reporter.notify_update(progress.step + steps, self._updates, lambda: metrics)
         self._collected = None
-        return Iteration(steps, {**self.source.metrics(), **metrics})
+        return Iteration(steps, {**self.source_metrics(), **metrics})
 
     def _learn_from_rollout(self, progress: Progress) -> bool:
         """Run the learning phase; False, and nothing learnt, where a signal stopped it.
@@ -99,14 +114,20 @@ class OnPolicyTrainer(Trainer):
             stop = self.stops_work
         started = time.monotonic()
         try:
-            self._updates = self._learn(self.buffer, progress, stop)
+            with self.stopping.at("learn"):
+                self._updates = self._learn(self._experience, progress, stop)
         except Paused:
             self.learner.load_state_dict(self._before_learning or {})
             return False
         finally:
             self._before_learning = None
-        self._learning_seconds = time.monotonic() - started
+        self._learning_seconds = self.ranks.longest(time.monotonic() - started)
         return True
+
+    @property
+    def _experience(self) -> Any:
+        """The rollout as source and learner take it."""
+        return self.buffer if self.communicator.alone else self.buffers
 
     def current_step(self) -> int:
         """Return the global step, the rollout so far included."""
@@ -123,19 +144,25 @@ class OnPolicyTrainer(Trainer):
         """Return the rollout so far."""
         if self._collected is None:
             return None
-        return {"collected": self._collected, "rollout": self.buffer.state_dict()}
+        rollouts = [buffer.state_dict() for buffer in self.buffers]
+        rollout = per_shard_state(rollouts, self.communicator)
+        return {"collected": self._collected, "rollout": rollout}
 
     def cut_episodes(self, source_state: Mapping[str, Any]) -> None:
         """End the episodes of the rollout so far as if they had been truncated there."""
-        end = self.source.end_of(source_state)
-        partial = self._collected is not None and 0 < self.buffer.position < self.num_steps
-        if partial and end is not None:
-            self.buffer.truncate(*end)
+        if self._collected is None or not 0 < self.buffer.position < self.num_steps:
+            return
+        saved = state_of_each(source_state, self.communicator)
+        for buffer, source, state in zip(self.buffers, self._sources, saved, strict=True):
+            if (end := source.end_of(state)) is not None:
+                buffer.truncate(*end)
 
     def load_partial_state(self, state: Mapping[str, Any]) -> None:
         """Restore the rollout so far."""
         self._collected = int(state["collected"])
-        self.buffer.load_state_dict(state["rollout"])
+        saved = state_of_each(state["rollout"], self.communicator)
+        for buffer, one in zip(self.buffers, saved, strict=True):
+            buffer.load_state_dict(one)
         self._counted_rows = self.buffer.position
 
 
@@ -145,4 +172,6 @@ def _copied(state: Any) -> Any:
         return state.clone()
     if isinstance(state, dict):
         return {key: _copied(value) for key, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, list) else state
+    if isinstance(state, list):
+        return type(state)(_copied(value) for value in state)
+    return state

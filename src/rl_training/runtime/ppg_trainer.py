@@ -7,17 +7,22 @@ import dataclasses
 import torch
 
 from rl_training.algorithms.ppg import PPG, PPGConfig
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.building import encoder_config
 from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.setup import train_function
-from rl_training.seeding import torch_stream
+from rl_training.runtime.spec import learner_arguments
 from rl_training.types import ActionSpec, ObsSpec
 
 
 def build_ppg(
-    config: TrainConfig[PPGConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+    config: TrainConfig[PPGConfig],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+    communicator: Communicator = ALONE,
 ) -> PPG:
     """PPG and its model, at the start of the config's random streams."""
     knobs = config.algo_kwargs
@@ -34,8 +39,7 @@ def build_ppg(
     return PPG(
         model,
         knobs,
-        generator=torch_stream(config.seed, "minibatches"),
-        acceleration=config.acceleration,
+        **learner_arguments(config, communicator, "minibatches"),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.contrib.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
 from rl_training.data.recurrent_rollout_buffer import RecurrentRolloutBuffer
@@ -17,9 +18,9 @@ from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.policy import RecurrentTrainedPolicy
 from rl_training.runtime.recurrent_actors import RecurrentEvaluationActor, RecurrentPolicyActor
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
 from rl_training.runtime.trainer import Setup
-from rl_training.seeding import torch_stream
+from rl_training.seeding import shard_key, torch_stream
 from rl_training.types import ActionSpec, ObsSpec
 
 
@@ -37,6 +38,7 @@ def build_recurrent_ppo(
     obs_spec: ObsSpec,
     action_spec: ActionSpec,
     device: torch.device,
+    communicator: Communicator = ALONE,
 ) -> RecurrentPPO:
     """RecurrentPPO and its model, at the start of the config's random streams."""
     knobs = config.algo_kwargs
@@ -53,14 +55,17 @@ def build_recurrent_ppo(
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
     ).to(device)
-    return RecurrentPPO(model, knobs, generator=torch_stream(config.seed, "minibatches"))
+    return RecurrentPPO(model, knobs, **learner_arguments(config, communicator, "minibatches"))
 
 
 def _actor(
-    algorithm: RecurrentPPO, config: TrainConfig[RecurrentPPOConfig], device: torch.device
+    algorithm: RecurrentPPO,
+    config: TrainConfig[RecurrentPPOConfig],
+    device: torch.device,
+    shard: int = 0,
 ) -> Actor:
     model: Any = algorithm.model
-    generator = torch_stream(config.seed, "actions")
+    generator = torch_stream(config.seed, "actions", *shard_key(shard))
     return RecurrentPolicyActor(model, config.algo_kwargs.num_steps, generator, device)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from rl_training.archive import ArchiveError, read_archive
 from rl_training.checkpointing import load_checkpoint, state_digest, to_storable
+from rl_training.communicator import saved_shards
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import CheckpointError
 from rl_training.runs import write_durably
@@ -99,12 +100,12 @@ class ReplayStore:
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
 
-    def prune(self, *, is_best: bool, best: Path) -> None:
-        """Delete chunks that neither the last saved nor the best checkpoint uses."""
+    def prune(self, last: set[str], *, is_best: bool, best: Path) -> None:
+        """Delete chunks that neither the last saved checkpoint nor the best one names."""
         for leftover in self._folder.glob(".*.tmp"):  # left by a process that was killed
             leftover.unlink()
         if is_best:
-            self._best = set(self._names)
+            self._best = set(last)
         elif self._best is None:  # once after a resume
             if not best.is_file():
                 self._best = set()
@@ -114,8 +115,14 @@ class ReplayStore:
                 except CheckpointError as error:
                     warnings.warn(f"replay files are no longer deleted: {error}", stacklevel=2)
                     return
-                self._best = set(state["training"]["extra"]["replay"]["chunks"])
-        kept = self._best | set(self._names)
+                self._best = chunk_names(state)
+        kept = self._best | last
         for path in self._folder.glob(f"*{_SUFFIX}"):
             if path.stem not in kept:
                 path.unlink()
+
+
+def chunk_names(state: Mapping[str, Any]) -> set[str]:
+    """Return the names of the replay files of a checkpoint, those of all shards."""
+    replay = state["training"]["extra"]["replay"]
+    return {name for shard in saved_shards(replay) for name in shard["chunks"]}

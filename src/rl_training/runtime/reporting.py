@@ -70,6 +70,8 @@ class Reporter:
         self._logger: MetricLogger | None = None
         self._log_offset: int | None = None
         self._unfinished: _Report | None = None
+        self.paused_at_end = False
+        """Whether a signal paused what followed the last iteration."""
         self._write: Callable[[Mapping[str, float]], None] = self._log
         if trainer.config.log_info:
             _watched(trainer, "log_info").watch_info(trainer.config.log_info)
@@ -88,7 +90,7 @@ class Reporter:
     def start(self) -> float:
         """Open the log, cut back to where a resumed run was; return seconds trained before."""
         trainer = self._trainer
-        if trainer.folder is None:
+        if trainer.folder is None or not trainer.ranks.leads:
             self.earlier_seconds = self.metrics.get("time/elapsed", 0.0)
             return self.earlier_seconds
         resumed = self._log_offset is not None
@@ -131,8 +133,10 @@ class Reporter:
             taken.valid,
             infos,
         )
-        for callback in self._watching["on_step"]:
-            self._stop_if_false(callback, "on_step", callback.on_step(self._trainer, event))
+        trainer = self._trainer
+        with trainer.ranks.only_here():
+            for callback in self._watching["on_step"]:
+                self._stop_if_false(callback, "on_step", callback.on_step(trainer, event))
 
     def notify_rollout(self, step: int, collected: Collected, *, complete: bool = True) -> None:
         """Notify the callbacks that experience was collected, at ``step``.
@@ -148,8 +152,10 @@ class Reporter:
         parts, self._collected = self._collected, []
         episodes = tuple(episode for part in parts for episode in part.episodes)
         event = RolloutEnd(step, sum(part.steps for part in parts), episodes)
-        for callback in self._watching["on_rollout"]:
-            self._stop_if_false(callback, "on_rollout", callback.on_rollout(self._trainer, event))
+        trainer = self._trainer
+        with trainer.ranks.only_here():
+            for callback in self._watching["on_rollout"]:
+                self._stop_if_false(callback, "on_rollout", callback.on_rollout(trainer, event))
 
     def notify_update(
         self, step: int, updates: int, read_metrics: Callable[[], Mapping[str, float]]
@@ -161,8 +167,10 @@ class Reporter:
         if not self._watching["on_update"] or not updates:
             return
         event = UpdateEnd(step, updates, read_metrics)
-        for callback in self._watching["on_update"]:
-            self._stop_if_false(callback, "on_update", callback.on_update(self._trainer, event))
+        trainer = self._trainer
+        with trainer.ranks.only_here():
+            for callback in self._watching["on_update"]:
+                self._stop_if_false(callback, "on_update", callback.on_update(trainer, event))
 
     def _stop_if_false(self, callback: Callback, event: str, result: object) -> None:
         if returned_false(result):
@@ -180,17 +188,19 @@ class Reporter:
         For displays, a few times a second at most: nothing that is computed or logged depends on
         it.
         """
-        for callback in self._watching["on_progress"]:
-            callback.on_progress(self._trainer, step)
+        trainer = self._trainer
+        with trainer.ranks.only_here():
+            for callback in self._watching["on_progress"]:
+                callback.on_progress(trainer, step)
 
-    def notify_end(self, end: TrainingEnd) -> TrainingEnd:
-        """Notify the callbacks of the end; return it as interrupted where one of them paused."""
+    def notify_end(self, end: TrainingEnd) -> None:
+        """Notify the callbacks of the end; as interrupted, once one of them paused."""
         for callback in self.callbacks:
             try:
                 callback.on_end(self._trainer, end)
             except Paused:
+                self.paused_at_end = True
                 end = dataclasses.replace(end, interrupted=True)
-        return end
 
     def report(self, event: IterationEnd) -> None:
         """Log an iteration and notify the callbacks."""
@@ -354,6 +364,8 @@ def mean_losses(sums: Mapping[str, Any]) -> dict[str, float]:
 def _with_standard(trainer: Trainer, callbacks: Sequence[Callback]) -> list[Callback]:
     """The user's callbacks between evaluation, whose results they see, and the checkpoint."""
     config = trainer.config
+    if not trainer.ranks.leads:
+        return []
     result: list[Callback] = [ProgressCallback()] if config.progress else []
     own_evaluation = any(isinstance(c, EvaluationCallback) for c in callbacks)
     own_checkpoint = [c for c in callbacks if isinstance(c, CheckpointCallback)]

@@ -20,9 +20,12 @@ from rl_training.runs import (
 )
 from rl_training.runtime.assembly import assemble, check_saved_spaces, is_exact
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.launch import failing_alone, failing_together, share_folder
+from rl_training.runtime.ranks import Ranks
 from rl_training.runtime.stored import (
     config_from_state,
     load_model_weights,
+    malformed_state,
     require_plausible_run,
     require_plausible_sizes,
 )
@@ -66,7 +69,8 @@ def _require_training_state(state: Mapping[str, Any], path: Path) -> None:
 def restored_trainer(
     state: Mapping[str, Any],
     path: Path,
-    lock: RunLock,
+    lock: RunLock | None,
+    ranks: Ranks,
     changes: Changes,
     callbacks: Sequence[Callback],
     env_fn: EnvFn | None,
@@ -87,16 +91,20 @@ def restored_trainer(
         config = config.with_overrides(env_kwargs={})
     moves = changes.device is not None and changes.device != state["config"]["device"]
     threads = None if moves else _saved_threads(state["training"]["counters"]["threads"])
-    setup = assemble(config, env_fn, threads=threads)
+    setup = assemble(config, env_fn, threads=threads, ranks=ranks)
     try:
-        check_saved_spaces(state, setup.source.info)
-        setup.spec.trainer.check(setup)
+        with failing_together(ranks):
+            check_saved_spaces(state, setup.source.info)
+            setup.spec.trainer.check(setup)
         setup.folder, setup.lock = path.parent.parent, lock
-        trainer = setup.spec.trainer(setup, callbacks)
+        share_folder(setup)
         empty = changes.replay == "empty"
-        exact = trainer.load_state_dict(state, empty_replay=empty)
-        _warn_of_differences(setup.folder, exact)
-        _warn_of_later_checkpoints(path.parent, trainer.global_step)
+        with failing_alone(ranks), malformed_state(path):
+            trainer = setup.spec.trainer(setup, callbacks)
+            exact = trainer.load_state_dict(state, empty_replay=empty)
+        if ranks.leads:
+            _warn_of_differences(setup.folder, exact)
+            _warn_of_later_checkpoints(path.parent, trainer.global_step)
         trainer.resumed = {
             "checkpoint": path.name,
             "step": trainer.global_step,

@@ -24,6 +24,13 @@ def global_rng_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
+def generator_fingerprint() -> tuple[Any, ...]:
+    """Return a value that differs once a global generator on the host has been used."""
+    _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    words = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), np.asarray(keys).tobytes(), tuple(rest), words
+
+
 def check_global_rng_state(state: Mapping[str, Any]) -> None:
     """Raise an error if a state cannot be restored; the generators are not changed."""
     before = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()  # noqa: NPY002

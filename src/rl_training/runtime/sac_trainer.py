@@ -5,26 +5,29 @@ from __future__ import annotations
 import torch
 
 from rl_training.algorithms.sac import SAC, SACConfig, SACModel
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.action_heads import SquashedGaussianHead
 from rl_training.models.building import build_actor_critics
 from rl_training.runtime.continuous import eval_actor, exploring_actor
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.seeding import torch_stream
+from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
 from rl_training.types import ActionSpec, ObsSpec
 
 
 def build_sac(
-    config: TrainConfig[SACConfig], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+    config: TrainConfig[SACConfig],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+    communicator: Communicator = ALONE,
 ) -> SAC:
     """SAC and its networks, at the start of the config's random streams."""
     knobs = config.algo_kwargs
     head = SquashedGaussianHead(action_spec.shape)
     model = SACModel(build_actor_critics(config, obs_spec, action_spec, head), knobs).to(device)
-    generator = torch_stream(config.seed, "replay")
-    return SAC(model, knobs, generator=generator, acceleration=config.acceleration)
+    return SAC(model, knobs, **learner_arguments(config, communicator, "replay"))
 
 
 SPEC = AlgorithmSpec(

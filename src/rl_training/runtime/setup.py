@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import warnings
@@ -23,6 +24,7 @@ from rl_training.runs import (
 )
 from rl_training.runtime.assembly import assemble, is_exact, load_weights
 from rl_training.runtime.callbacks import Callbacks, as_callbacks
+from rl_training.runtime.launch import connect, failing_together, join, share_folder
 from rl_training.runtime.resuming import (
     Changes,
     Horizon,
@@ -31,6 +33,7 @@ from rl_training.runtime.resuming import (
     run_folder_of,
 )
 from rl_training.runtime.stored import (
+    config_from_state,
     load_state,
     malformed_state,
 )
@@ -55,25 +58,24 @@ class ExperimentManager:
         ``config.output_dir``, None keeps the run in memory and writes nothing.
         """
         callbacks = as_callbacks(callbacks)
-        if config.init_from is not None:
-            find_checkpoint(config.init_from)
-        if config.wandb and run_dir is None:
-            raise ConfigError("wandb: true needs a run folder, and run_dir=None has none")
-        if config.wandb and importlib.util.find_spec("wandb") is None:
-            raise ConfigError("wandb: true needs pip install 'rl_training[wandb]'")
-        if run_dir is not None:
-            require_importable(config.to_dict())
-        setup = assemble(config, env_fn)
+        ranks = join(config)
+        with failing_together(ranks):
+            _check_request(config, run_dir)
+        setup = assemble(config, env_fn, ranks=ranks)
         try:
-            if config.init_from is not None:
-                load_weights(setup.learner, config.init_from, setup.source.info)
-            setup.spec.trainer.check(setup)
-            if run_dir is not None:
-                auto = run_dir == "auto"
-                setup.folder = make_run_dir(config) if auto else make_named_run_dir(Path(run_dir))
-                setup.lock = RunLock(setup.folder)
-                _write_description(setup, setup.folder, env_fn)
-            return setup.spec.trainer(setup, callbacks)
+            with failing_together(ranks):
+                if config.init_from is not None:
+                    load_weights(setup.learner, config.init_from, setup.source.info)
+                setup.spec.trainer.check(setup)
+                if run_dir is not None and ranks.leads:
+                    auto = run_dir == "auto"
+                    named = make_run_dir(config) if auto else make_named_run_dir(Path(run_dir))
+                    setup.folder = named
+                    setup.lock = RunLock(named)
+                    _write_description(setup, named, env_fn)
+            share_folder(setup)
+            with failing_together(ranks):
+                return setup.spec.trainer(setup, callbacks)
         except BaseException:
             setup.source.close()
             raise
@@ -99,25 +101,38 @@ class ExperimentManager:
         modules the checkpoint may name, where it was not written here by this user.
         """
         callbacks = as_callbacks(callbacks)
-        path = find_checkpoint(Path(checkpoint))
-        run_dir = run_folder_of(path)
-        # Before the checkpoint is read: another process may be writing the next one.
-        lock = RunLock(run_dir)
+        start = connect()
+        lock: RunLock | None = None
         try:
-            refuse_links(run_dir)
-            state = load_state(path, trust=trust)
+            with failing_together(start):
+                path = find_checkpoint(Path(checkpoint))
+                run_dir = run_folder_of(path)
+                # Before the checkpoint is read: another process may be writing the next one.
+                lock = RunLock(run_dir) if start.leads else None
+                refuse_links(run_dir)
+                state = load_state(path, trust=trust)
             with malformed_state(path):
-                return restored_trainer(
-                    state,
-                    path,
-                    lock,
-                    Changes(total_timesteps, horizon, device, acceleration, replay),
-                    callbacks,
-                    env_fn,
-                )
+                changes = Changes(total_timesteps, horizon, device, acceleration, replay)
+                asked = {f"resume: {k}": v for k, v in dataclasses.asdict(changes).items()}
+                checkpoint_file = str(path.resolve())
+                ranks = join(config_from_state(state), checkpoint=checkpoint_file, **asked)
+                return restored_trainer(state, path, lock, ranks, changes, callbacks, env_fn)
         except BaseException:
-            lock.release()
+            if lock is not None:
+                lock.release()
             raise
+
+
+def _check_request(config: TrainConfig[Any], run_dir: str | Path | None) -> None:
+    """Raise `UserError` for what cannot be used, before environments are made."""
+    if config.init_from is not None:
+        find_checkpoint(config.init_from)
+    if config.wandb and run_dir is None:
+        raise ConfigError("wandb: true needs a run folder, and run_dir=None has none")
+    if config.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("wandb: true needs pip install 'rl_training[wandb]'")
+    if run_dir is not None:
+        require_importable(config.to_dict())
 
 
 def _write_description(setup: Setup, folder: Path, env_fn: EnvFn | None) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training._internal.tree import tree_map, tree_stack
+from rl_training.algorithms.moments import Moments
 from rl_training.envs import Adapter, HalvedAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.actors import Actor
@@ -27,15 +28,19 @@ class LocalSource:
     """Steps a vector environment with an actor."""
 
     def __init__(
-        self, env: Adapter, actor: Actor, reward_normalizer: RewardNormalizer | None = None
+        self,
+        env: Adapter,
+        actor: Actor,
+        reward_normalizer: RewardNormalizer | None = None,
+        window: int = WINDOW,
     ) -> None:
         self.env = env
         self.actor = actor
         self.reward_normalizer = reward_normalizer
         self.info = env_info(env)
         self.obs: Obs | None = None
-        self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        """Return and length of the last hundred episodes."""
+        self.recent: deque[tuple[float, int]] = deque(maxlen=window)
+        """Return and length of the last episodes."""
         self.policy_version = 0
         self._act = actor.act
         self._step: Callable[[Array], VectorStep] = env.step
@@ -51,7 +56,7 @@ class LocalSource:
         """Average the values of ``keys`` in the info of each episode's last step."""
         if self._episode_info is not None and self._episode_info.keys == tuple(keys):
             return
-        self._episode_info = info = EpisodeInfo(keys)
+        self._episode_info = info = EpisodeInfo(keys, window=self.recent.maxlen or WINDOW)
         for first, env in _vectors(self.env):
             env.watch_episodes(functools.partial(_add_info, info, first))
 
@@ -117,8 +122,24 @@ class LocalSource:
 
     def end_rollout(self) -> None:
         """Add the moments of the rollout's rewards to those before it."""
-        if self.reward_normalizer is not None:
-            self.reward_normalizer.end_rollout([self.reward_normalizer.rollout_moments])
+        self.merge_rewards([self.reward_moments()])
+
+    def reward_moments(self) -> Moments:
+        """Return the moments of the rewards since the last `merge_rewards`."""
+        assert self.reward_normalizer is not None  # noqa: S101 - narrows the type
+        return self.reward_normalizer.rollout_moments
+
+    def merge_rewards(self, shards: Sequence[Moments]) -> None:
+        """Add the moments of the rewards of every shard to those before the rollout."""
+        assert self.reward_normalizer is not None  # noqa: S101 - narrows the type
+        self.reward_normalizer.end_rollout(shards)
+
+    def episode_sums(self) -> list[float]:
+        """Return sums over the last episodes: their number, returns, lengths, and `log_info`."""
+        returns, lengths = zip(*self.recent, strict=True) if self.recent else ((), ())
+        info = self._episode_info.sums() if self._episode_info is not None else []
+        own = [len(self.recent), float(np.sum(returns)), float(np.sum(lengths))]
+        return [*own, *(number for pair in info for number in pair)]
 
     def publish(self, module: torch.nn.Module, version: int) -> None:
         """Record the version; the actor reads the learner's own weights."""
@@ -196,9 +217,13 @@ class OverlappedSource(LocalSource):
     env: HalvedAdapter
 
     def __init__(
-        self, env: HalvedAdapter, actor: Actor, reward_normalizer: RewardNormalizer | None = None
+        self,
+        env: HalvedAdapter,
+        actor: Actor,
+        reward_normalizer: RewardNormalizer | None = None,
+        window: int = WINDOW,
     ) -> None:
-        super().__init__(env, actor, reward_normalizer)
+        super().__init__(env, actor, reward_normalizer, window)
         self._send: Callable[..., None] = VectorAdapter.send
         self._receive: Callable[..., VectorStep] = VectorAdapter.recv
 
@@ -244,12 +269,15 @@ def env_info(env: Adapter) -> EnvInfo:
 
 
 def local_source(
-    env: Adapter, actor: Actor, reward_normalizer: RewardNormalizer | None = None
+    env: Adapter,
+    actor: Actor,
+    reward_normalizer: RewardNormalizer | None = None,
+    window: int = WINDOW,
 ) -> LocalSource:
     """Return the source for environments of this process, overlapped where they are halves."""
     if isinstance(env, HalvedAdapter):
-        return OverlappedSource(env, actor, reward_normalizer)
-    return LocalSource(env, actor, reward_normalizer)
+        return OverlappedSource(env, actor, reward_normalizer, window)
+    return LocalSource(env, actor, reward_normalizer, window)
 
 
 def _vectors(env: Adapter) -> list[tuple[int, VectorAdapter]]:

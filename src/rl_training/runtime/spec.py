@@ -6,15 +6,27 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from rl_training.communicator import Communicator
 from rl_training.runtime.policy import TrainedPolicy
-from rl_training.types import ActionSpec, ObsSpec
+from rl_training.seeding import shard_streams
 
 if TYPE_CHECKING:
+    import torch
+
     from rl_training.config import TrainConfig
     from rl_training.runtime.actors import Actor
     from rl_training.runtime.trainer import Trainer
+
+
+def learner_arguments(
+    config: TrainConfig[Any], communicator: Communicator, stream: str
+) -> dict[str, Any]:
+    """Return the arguments of every learner: random streams of the local shards by name."""
+    return {
+        "generator": shard_streams(config.seed, stream, communicator.local),
+        "acceleration": config.acceleration,
+        "communicator": communicator,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +35,16 @@ class AlgorithmSpec:
 
     name: str
     config: type[Any]
-    build: Callable[[TrainConfig[Any], ObsSpec, ActionSpec, torch.device], Any]
-    """Returns the learner (`Learner`)."""
-    actor: Callable[[Any, TrainConfig[Any], torch.device], Actor]
-    """Returns the exploring actor of training."""
+    build: Callable[..., Any]
+    """Returns the learner (`Learner`), given config, `ObsSpec`, `ActionSpec` and device.
+
+    Of an entry that declares "torchrun" it also takes the `Communicator`.
+    """
+    actor: Callable[..., Actor]
+    """Returns the exploring actor of training, given learner, config and device.
+
+    Of an entry that declares "torchrun" it also takes the shard that acts.
+    """
     eval_actor: Callable[[Any, torch.device, torch.Generator | None], Actor]
     """Returns the actor of evaluation: greedy, or sampling with the given generator."""
     trainer: type[Trainer]

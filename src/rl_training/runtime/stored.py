@@ -14,12 +14,14 @@ import torch
 
 from rl_training._internal.tree import tree_leaves
 from rl_training.checkpointing import read_checkpoint
+from rl_training.communicator import saved_shards
 from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
     EnvironmentFailure,
     NonFiniteError,
+    RankFailure,
     StorageError,
     UserError,
     WorkerError,
@@ -28,7 +30,10 @@ from rl_training.trust import Trust, require_trust
 from rl_training.types import ActionSpec, ObsSpec
 
 _POLICY = {"config", "custom_env", "obs_spec", "action_spec", "algorithm"}
-_EXPLAINED = (UserError, EnvironmentFailure, WorkerError, NonFiniteError, StorageError, OSError)
+_EXPLAINED = (
+    *(UserError, EnvironmentFailure, WorkerError, NonFiniteError, RankFailure, StorageError),
+    OSError,
+)
 
 
 def load_state(path: Path, *, trust: Trust = False) -> dict[str, Any]:
@@ -156,17 +161,24 @@ def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any])
     This is checked before memory is allocated.
     """
     knobs, counters = config.algo_kwargs, training["counters"]
-    obs = training["source"].get("obs")
-    for leaf in [] if obs is None else tree_leaves(obs):
-        if len(leaf) != config.num_envs:
-            raise _contradicted("num_envs", config.num_envs, f"observations of {len(leaf):,}")
+    sources = saved_shards(training["source"])
+    if len(sources) != config.shards:
+        raise _contradicted("shards", config.shards, f"{len(sources):,} shards")
+    for source in sources:
+        obs = source.get("obs")
+        for leaf in [] if obs is None else tree_leaves(obs):
+            if len(leaf) != config.num_envs // config.shards:
+                held = f"observations of {len(leaf) * config.shards:,}"
+                raise _contradicted("num_envs", config.num_envs, held)
     rollout = config.num_envs * getattr(knobs, "num_steps", 0)
     if rollout > counters["total"]:
         raise _contradicted("num_steps", knobs.num_steps, f"a total of {counters['total']:,} steps")
     if (capacity := getattr(knobs, "buffer_size", None)) is not None:
-        rows, envs, _ = training["extra"]["replay"]["ring"]["shape"]
-        if capacity > rows * envs:
-            raise _contradicted("buffer_size", capacity, f"a replay of {rows * envs:,} transitions")
+        for replay in saved_shards(training["extra"]["replay"]):
+            rows, envs, _ = replay["ring"]["shape"]
+            held = rows * envs * config.shards
+            if capacity > held:
+                raise _contradicted("buffer_size", capacity, f"a replay of {held:,} transitions")
         if (drawn := knobs.samples_per_update) > max(capacity, _LARGE_BATCH):
             raise _contradicted("batch_size", drawn, f"a buffer_size of {capacity:,}")
 

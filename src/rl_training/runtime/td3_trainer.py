@@ -5,26 +5,29 @@ from __future__ import annotations
 import torch
 
 from rl_training.algorithms.td3 import TD3, TD3Config
+from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.action_heads import TanhHead
 from rl_training.models.building import build_actor_critics
 from rl_training.runtime.continuous import eval_actor, exploring_actor
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.seeding import torch_stream
+from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
 from rl_training.types import ActionSpec, ObsSpec
 
 
 def build_td3(
-    config: TrainConfig[TD3Config], obs_spec: ObsSpec, action_spec: ActionSpec, device: torch.device
+    config: TrainConfig[TD3Config],
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    device: torch.device,
+    communicator: Communicator = ALONE,
 ) -> TD3:
     """TD3 and its networks, at the start of the config's random streams."""
     knobs = config.algo_kwargs
     head = TanhHead(action_spec.shape, knobs.exploration_noise)
     model = build_actor_critics(config, obs_spec, action_spec, head).to(device)
-    generator = torch_stream(config.seed, "replay")
-    return TD3(model, knobs, generator=generator, acceleration=config.acceleration)
+    return TD3(model, knobs, **learner_arguments(config, communicator, "replay"))
 
 
 SPEC = AlgorithmSpec(

@@ -15,28 +15,27 @@ What the iteration has done so far is part of the checkpoint: the result does no
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
+from rl_training.checkpointing import state_digest, to_storable
+from rl_training.communicator import gather_state, local_state
 from rl_training.errors import (
     EnvironmentFailure,
     NonFiniteError,
     Paused,
     StorageError,
-    UserError,
     WorkerError,
 )
+from rl_training.eval import EvalResult
 from rl_training.runs import (
-    RunLock,
     is_storage_error,
     read_json,
     record_resume,
@@ -44,74 +43,26 @@ from rl_training.runs import (
 )
 from rl_training.runtime.callbacks import Callback, IterationEnd, TrainingEnd
 from rl_training.runtime.device import keep_freed_memory, torch_threads
-from rl_training.runtime.experience import ExperienceSource, Learner, Timed
+from rl_training.runtime.evaluation import Evaluations
+from rl_training.runtime.experience import Learner, Timed
 from rl_training.runtime.reporting import Reporter
-from rl_training.runtime.rng import check_global_rng_state, global_rng_state, set_global_rng_state
-from rl_training.runtime.signals import StopSignals
+from rl_training.runtime.rng import (
+    check_global_rng_state,
+    generator_fingerprint,
+    global_rng_state,
+    set_global_rng_state,
+)
+from rl_training.runtime.run_parts import Iteration, Setup, TrainResult, require_folder
+from rl_training.runtime.sharded_source import ShardedSource
+from rl_training.runtime.stopping import Stopping
 from rl_training.types import Progress
 
-if TYPE_CHECKING:
-    from rl_training.config import TrainConfig
-    from rl_training.envs import VectorAdapter
-    from rl_training.runtime.spec import AlgorithmSpec
+__all__ = ["Iteration", "Setup", "TrainResult", "Trainer"]
 
 _SECONDS_BETWEEN_DISPLAYS = 0.25
+_WATCHED_ITERATIONS = 10
+"""First iterations in which uses of the global random generators are noticed."""
 _OF_ENVIRONMENTS = (EnvironmentFailure, WorkerError, NonFiniteError)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """The result of a run."""
-
-    folder: Path | None
-    """The run folder; None for a run that was kept in memory."""
-    metrics: dict[str, float]
-    """The last value of every metric, the last evaluation's and ``global_step`` included."""
-    stop_reason: str
-    interrupted: bool = False
-    """Stopped by a signal: resume it."""
-
-    def __repr__(self) -> str:
-        """Return where the run is, how far it came and why it ended."""
-        where = "None" if self.folder is None else f"'{self.folder}'"
-        done = int(self.metrics.get("global_step", 0))
-        return f"TrainResult(run_dir={where}, global_step={done}, stop_reason={self.stop_reason!r})"
-
-    @property
-    def run_dir(self) -> Path:
-        """The run folder; raises `UserError` for a run that was kept in memory."""
-        return _require_folder(self.folder)
-
-    @property
-    def checkpoint_path(self) -> Path:
-        """The last checkpoint."""
-        return self.run_dir / "checkpoints" / "last.pt"
-
-
-@dataclasses.dataclass
-class Setup:
-    """What a trainer is made of."""
-
-    spec: AlgorithmSpec
-    config: TrainConfig[Any]
-    learner: Any
-    source: ExperienceSource
-    make_eval_env: Callable[[int], VectorAdapter]
-    """Makes the environments for so many evaluation episodes."""
-    custom_env: bool
-    """Whether environments are made by a function of the user's."""
-    device: torch.device
-    threads: int
-    folder: Path | None = None
-    """The run folder; None: nothing is written."""
-    lock: RunLock | None = None
-
-
-class Iteration(NamedTuple):
-    """What one iteration did."""
-
-    steps: int
-    metrics: dict[str, float]
 
 
 class Trainer(ABC):
@@ -122,6 +73,8 @@ class Trainer(ABC):
         self.config = setup.config
         self.learner: Learner = setup.learner
         self.source = setup.source
+        self.ranks = setup.ranks
+        self.communicator = setup.ranks.communicator
         self.make_eval_env = setup.make_eval_env
         self.custom_env = setup.custom_env
         self.device = setup.device
@@ -142,7 +95,9 @@ class Trainer(ABC):
         """What the run is doing besides collecting and learning, for displays: "evaluating"."""
         self._show_at = 0.0
         self._learn: Callable[..., int] = setup.learner.learn
-        self._signals = StopSignals()
+        self.stopping = Stopping(setup.ranks)
+        self._evaluations = Evaluations(self)
+        self._watched_iterations = _WATCHED_ITERATIONS
         self._stop_reason: str | None = None
         self._rng: Mapping[str, Any] | None = None
         self._lock = setup.lock
@@ -150,12 +105,12 @@ class Trainer(ABC):
     @property
     def run_dir(self) -> Path:
         """The run folder; raises `UserError` where the run is kept in memory."""
-        return _require_folder(self.folder)
+        return require_folder(self.folder)
 
     @property
     def stop_signal(self) -> str | None:
-        """The name of the signal that stops the run, once it arrived."""
-        return self._signals.received
+        """The name of the signal that stops the run; of several ranks, once all know of it."""
+        return self.stopping.signal
 
     @property
     def algorithm(self) -> Any:
@@ -204,7 +159,10 @@ class Trainer(ABC):
         """
         now = time.monotonic()
         self._refresh_displays(now)
-        return self._signals.received is not None or now >= self.pause_at
+        overdue = now >= self.pause_at
+        if not self.ranks.several:  # called for every step: without a further call
+            return overdue or self.stopping.signals.received is not None
+        return self.stopping.poll(overdue=overdue) or self.stopping.signal is not None
 
     def _refresh_displays(self, now: float) -> None:
         if now >= self._show_at:
@@ -222,42 +180,98 @@ class Trainer(ABC):
         """
         now = time.monotonic()
         self._refresh_displays(now)
-        if now >= self.pause_at:
+        if self.stopping.poll(overdue=now >= self.pause_at):
             self._save_overdue()
-        return self._signals.received is not None
+        return self.stop_signal is not None
 
     def _save_overdue(self) -> None:
         self.pause_at = math.inf  # a checkpoint callback sets it again
-        self.reporter.notify_pause()
+        self._lead(self.reporter.notify_pause)
+
+    def _commands(self) -> dict[str, Callable[..., Any]]:
+        """Return what rank 0 may let the other ranks do, in parts of the run that it leads."""
+        return {
+            "policy_state": self._gathered_policy_state,
+            "state": self._whole_state,
+            "commit": self.commit_shards,
+            "open_evaluation": self._evaluations.open,
+            "evaluate": self._evaluations.evaluate,
+        }
+
+    def _lead(self, work: Callable[[], None]) -> None:
+        """Do a part of the run that rank 0 leads; a stop that it requests is that of all ranks."""
+        reason = self.ranks.lead(work, self._commands(), lambda: self._stop_reason)
+        if self._stop_reason is None:
+            self._stop_reason = reason
 
     def save_before_failure(self) -> None:
         """Write a checkpoint of the training so far: what follows it in a report has failed.
 
         A resume repeats the rest of the report.
         """
-        with contextlib.suppress(Exception):  # the failure itself is what the user must see
-            self._save_overdue()
+
+        def save() -> None:
+            for callback in self.callbacks:
+                with contextlib.suppress(Exception):  # the failure itself is what is raised
+                    callback.on_pause(self)
+
+        self.pause_at = math.inf
+        self._lead(save)
+
+    def open_evaluation(self, episodes: int) -> None:
+        """Make the environments for evaluations of so many episodes."""
+        with self.ranks.together("open_evaluation", episodes):
+            self._evaluations.open(episodes)
+
+    def evaluate(
+        self, episodes: int, *, deterministic: bool = True
+    ) -> tuple[EvalResult, dict[str, float]]:
+        """Evaluate the current policy on environments of its own.
+
+        Returns the result and the means of ``log_info``. Raises `Paused` where a signal arrived.
+        """
+        with self.ranks.together("evaluate", episodes, deterministic):
+            return self._evaluations.evaluate(episodes, deterministic)
+
+    def wait_for_ranks(self, *, failed: bool) -> bool:
+        """Wait until every rank has finished its own part of some work; return whether one failed.
+
+        Within such work only `stops_work` may be called. Raises `Paused` where a signal arrived
+        and a rank had not finished.
+        """
+        while True:
+            overdue = time.monotonic() >= self.pause_at
+            decision = self.stopping.wait(overdue=overdue, failed=failed)
+            if decision.failed:
+                return True
+            if decision.overdue:
+                self._save_overdue()
+            if not decision.waiting:
+                return False
+            if self.stop_signal is not None:
+                raise Paused
 
     def train(self) -> TrainResult:
         """Run to the end, from wherever the trainer is."""
         try:
             if self.device.type == "cpu" and self.source.info.obs_spec.has_images:
                 keep_freed_memory()
-            with torch_threads(self.threads), self._signals.watched():
+            with torch_threads(self.threads), self.stopping.watched():
                 result = self._train()
         except BaseException as error:
+            status, reason = _how_it_ended(error)
+            raised = self._explained(error)
+            self.ranks.fail(raised)
             with contextlib.suppress(OSError):  # a full disk must not hide what happened
-                self._write_summary(*_how_it_ended(error))
+                self._write_summary(status, reason)
             with contextlib.suppress(Exception):  # nor must what then fails to close
                 self.close()
-            if self.folder is not None and isinstance(error, _OF_ENVIRONMENTS):
-                first, newline, traceback = str(error).partition("\n")
-                error.args = (f"{first} (run folder: {self.folder}){newline}{traceback}",)
-            if isinstance(error, StorageError) or is_storage_error(error):
-                raise StorageError(f"{_one_line(error)}; {self._last_checkpoint()}") from error
-            raise
+            if raised is error:
+                raise
+            raise raised from error
         try:
             if self.folder is None:  # it may be trained further
+                self._evaluations.close()
                 self.reporter.close()
             else:
                 self.close()
@@ -267,37 +281,53 @@ class Trainer(ABC):
             )
         return result
 
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return the error with the run folder or the last checkpoint in its message."""
+        if isinstance(error, StorageError) or is_storage_error(error):
+            return StorageError(f"{_one_line(error)}; {self._last_checkpoint()}")
+        if self.folder is not None and isinstance(error, _OF_ENVIRONMENTS):
+            first, newline, traceback = str(error).partition("\n")
+            error.args = (f"{first} (run folder: {self.folder}){newline}{traceback}",)
+        return error
+
     def _train(self) -> TrainResult:
         seconds_before = self.reporter.start()
-        if self.resumed is not None and self.folder is not None:
+        if self.resumed is not None and self.folder is not None and self.ranks.leads:
             record_resume(self.run_dir, **self.resumed)
         self._restore_rng()
         self.source.publish(self.learner.module, self.policy_version())
-        self.reporter.notify_start()
+        self._lead(self.reporter.notify_start)
         with contextlib.suppress(Paused):
             self._iterations(seconds_before)
-        reason = self._stop_reason or self._signals.received or "total_timesteps reached"
-        interrupted = self._signals.received is not None and self.global_step < self.total
-        end = self.reporter.notify_end(TrainingEnd(self.global_step, reason, interrupted))
+        reason = self._stop_reason or self.stop_signal or "total_timesteps reached"
+        interrupted = self.stop_signal is not None and self.global_step < self.total
+        end = TrainingEnd(self.global_step, reason, interrupted)
+        result = self.ranks.lead(
+            lambda: self.reporter.notify_end(end), self._commands(), lambda: self._result(end)
+        )
         if self.folder is None:
             self._rng = global_rng_state(self.device)
-        self._write_summary("interrupted" if end.interrupted else "finished", reason)
+        self._write_summary("interrupted" if result.interrupted else "finished", reason)
+        return result
+
+    def _result(self, end: TrainingEnd) -> TrainResult:
         return TrainResult(
             folder=self.folder,
             metrics={**self.metrics, "global_step": self.current_step()},
-            stop_reason=reason,
-            interrupted=end.interrupted,
+            stop_reason=end.reason,
+            interrupted=end.interrupted or self.reporter.paused_at_end,
         )
 
     def _iterations(self, earlier: float) -> None:
         """Iterate and report to the end; ``earlier`` are seconds trained before a resume."""
-        self.reporter.continue_report()
+        self._lead(self.reporter.continue_report)
         started, start_step = time.perf_counter(), self.global_step
         while self.global_step < self.total and self._stop_reason is None:
             before = self.global_step
-            done = self.iterate(Progress(before, self.horizon))
+            with self._global_generators_watched():
+                done = self.iterate(Progress(before, self.horizon))
             if done is None:
-                if self._signals.received is not None:
+                if self.stop_signal is not None:
                     return
                 self._save_overdue()
                 continue
@@ -308,14 +338,40 @@ class Trainer(ABC):
             elapsed = time.perf_counter() - started
             metrics["time/elapsed"] = earlier + elapsed
             metrics["time/steps_per_second"] = (self.global_step - start_step) / elapsed
-            self.reporter.report(IterationEnd(self.global_step, before, metrics))
-            if self._signals.received is not None:
+            event = IterationEnd(self.global_step, before, metrics)
+            self._lead(lambda event=event: self.reporter.report(event))  # type: ignore[misc]
+            if self.stop_signal is not None:
                 return
+
+    @contextlib.contextmanager
+    def _global_generators_watched(self) -> Iterator[None]:
+        """Warn if an iteration of a run with several shards uses the global generators."""
+        if self.communicator.shards == 1 or self._watched_iterations == 0:
+            yield
+            return
+        self._watched_iterations -= 1
+        before = generator_fingerprint()
+        yield
+        if generator_fingerprint() != before:
+            self._watched_iterations = 0
+            warnings.warn(
+                "environments, networks or callbacks draw from the global generators of random,"
+                " numpy or torch: with several shards, what is learnt then depends on which"
+                " process executes which shard. Draw from the environment's own generator"
+                " (self.np_random) instead",
+                stacklevel=2,
+            )
 
     @property
     def callbacks(self) -> list[Callback]:
         """The callbacks in the order in which they are notified."""
         return self.reporter.callbacks
+
+    def source_metrics(self) -> dict[str, float]:
+        """Return the metrics of recent episodes over all shards; all ranks call this."""
+        if isinstance(self.source, ShardedSource):
+            self.source.update_metrics()
+        return self.source.metrics()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -328,10 +384,11 @@ class Trainer(ABC):
             if self._lock is not None:
                 stack.callback(self._lock.release)
             stack.callback(self.source.close)
+            stack.callback(self._evaluations.close)
             stack.callback(self.reporter.close)
 
     def _write_summary(self, status: str, reason: str) -> None:
-        if self.folder is None:
+        if self.folder is None or not self.ranks.leads:
             return
         path = self.folder / "summary.json"
         summary = {
@@ -346,7 +403,9 @@ class Trainer(ABC):
             write_json(path, summary)
 
     def _last_checkpoint(self) -> str:
-        path = self.run_dir / "checkpoints" / "last.pt"
+        if self.folder is None:
+            return "nothing is saved: the run is kept in memory"
+        path = self.folder / "checkpoints" / "last.pt"
         return f"the last checkpoint is {path}" if path.is_file() else "there is no checkpoint yet"
 
     def move_end(self, total: int) -> None:
@@ -363,14 +422,21 @@ class Trainer(ABC):
         self.reporter.load_state(before.metrics, before.callback_states(), None)
         if (report := before.unfinished_state()) is not None:
             self.reporter.load_unfinished_state(report)
-        if self._signals.received is None:
+        if self.stop_signal is None:
             self._stop_reason = None
-        self._signals = StopSignals()
+        self.stopping = Stopping(self.ranks)
 
     # -- state ---------------------------------------------------------------------------------
 
     def policy_state(self) -> dict[str, Any]:
-        """Return what makes the policy: config, spaces and the learner's state."""
+        """Return what makes the policy: config, spaces and the learner's state; on every rank."""
+        with self.ranks.together("policy_state"):
+            return self._gathered_policy_state()
+
+    def _gathered_policy_state(self) -> dict[str, Any]:
+        return gather_state(self._policy_state(), self.communicator)  # type: ignore[no-any-return]
+
+    def _policy_state(self) -> dict[str, Any]:
         return {
             "config": self.config.to_dict(),
             "custom_env": self.custom_env,
@@ -384,8 +450,32 @@ class Trainer(ABC):
 
         The state may name files that `commit_files` writes.
         """
+        with self.ranks.together("state"):
+            return self._whole_state()
+
+    def _whole_state(self) -> dict[str, Any]:
+        """Return the state of all shards; all ranks call this."""
+        self._require_same_weights()
+        if isinstance(self.source, ShardedSource):
+            self.source.exact_elsewhere = True
+            self.source.exact_elsewhere = self.ranks.everywhere(self.source.exactly_resumable)
+        state = self._local_state()
+        return gather_state(state, self.communicator, everywhere=False)  # type: ignore[no-any-return]
+
+    def _require_same_weights(self) -> None:
+        """Raise an error if ranks have different weights: something changed them on one alone."""
+        if self.ranks.several:
+            digest = state_digest(to_storable(self.learner.module.state_dict()))
+            same = digest == self.ranks.share(digest)
+            if not self.ranks.everywhere(same):
+                raise RuntimeError(
+                    "the ranks have different weights: a callback, which only rank 0 has, or a"
+                    " network that draws its own random numbers changed them on one rank alone"
+                )
+
+    def _local_state(self) -> dict[str, Any]:
         return {
-            **self.policy_state(),
+            **self._policy_state(),
             "training": {
                 "source": self.source.state_dict(),
                 "extra": self.extra_state(),
@@ -418,7 +508,7 @@ class Trainer(ABC):
         return {
             "iteration": self.partial_state(),
             "report": self.reporter.unfinished_state(),
-            "ending": self._stop_reason if self._signals.received is not None else None,
+            "ending": self._stop_reason if self.stop_signal is not None else None,
         }
 
     def _load_unfinished_state(self, state: Mapping[str, Any]) -> None:
@@ -437,8 +527,13 @@ class Trainer(ABC):
     def load_partial_state(self, state: Mapping[str, Any]) -> None:
         """Restore a partial state."""
 
-    def commit_files(self) -> None:  # noqa: B027 - most have none
+    def commit_files(self) -> None:
         """Write the files that `state_dict` names, so that a checkpoint can be written."""
+        with self.ranks.together("commit"):
+            self.commit_shards()
+
+    def commit_shards(self) -> None:  # noqa: B027 - most have none
+        """Write the files of the local shards that `state_dict` names."""
 
     def extra_state(self) -> dict[str, Any]:
         """Return further state of a subclass, for example of a replay."""
@@ -450,11 +545,12 @@ class Trainer(ABC):
     def cut_episodes(self, source_state: Mapping[str, Any]) -> None:  # noqa: B027 - most need nothing
         """End the episodes in the buffer: the source could not continue from its saved state."""
 
-    def after_checkpoint(self, *, is_best: bool) -> None:  # noqa: B027 - most keep none
-        """Delete files of older checkpoints: a checkpoint and its names are on disk."""
+    def after_checkpoint(self, state: Mapping[str, Any], *, is_best: bool) -> None:  # noqa: B027 - most keep none
+        """Delete files of older checkpoints: the one of ``state`` is on disk."""
 
     def load_state_dict(self, state: Mapping[str, Any], *, empty_replay: bool = False) -> bool:
         """Restore a checkpoint; False where the environments could not be restored exactly."""
+        state = local_state(state, self.communicator)
         training = state["training"]
         counters = training["counters"]
         self.learner.load_state_dict(state["algorithm"])
@@ -482,12 +578,6 @@ class Trainer(ABC):
         # Last, since building and replaying environments may draw from the global generators.
         if self._rng is not None:
             set_global_rng_state(self._rng)
-
-
-def _require_folder(folder: Path | None) -> Path:
-    if folder is None:
-        raise UserError("this run is kept in memory (run_dir=None): it has no folder and no files")
-    return folder
 
 
 def _whole(counters: Mapping[str, Any], name: str) -> int:

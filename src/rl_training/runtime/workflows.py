@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.checkpointing import find_checkpoint
+from rl_training.communicator import Communicator, local_state
 from rl_training.envs import EnvFn
 from rl_training.errors import CheckpointError
 from rl_training.eval import EvalResult
@@ -35,9 +36,10 @@ def policy_from_state(state: dict[str, Any], device: str | None = None) -> Train
         action_spec = ActionSpec.from_plain(state["action_spec"])
         require_plausible_sizes(config, state)
         place = pick_device(config.device if device is None else device, obs_spec)
-        algorithm = build_algorithm(config, obs_spec, action_spec, place)
+        communicator = Communicator(config.shards)
+        algorithm = build_algorithm(config, obs_spec, action_spec, place, communicator=communicator)
         try:
-            algorithm.load_state_dict(state["algorithm"])
+            algorithm.load_state_dict(local_state(state["algorithm"], communicator))
         except (RuntimeError, KeyError, ValueError) as error:
             detail = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit its own config: {detail}") from None

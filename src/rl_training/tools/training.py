@@ -23,6 +23,7 @@ from rl_training.config import (
     merge_settings,
 )
 from rl_training.errors import ConfigError
+from rl_training.launched import rank
 from rl_training.registry import ALGORITHMS, find_entry
 from rl_training.terminal import say, show
 from rl_training.tools.sources import (
@@ -45,7 +46,8 @@ TRAIN_GROUPS = (
     Group(
         "environment",
         (
-            "env_id", "num_envs", "env_kwargs", "wrappers", "vectorization", "worker_timeout",
+            "env_id", "num_envs", "shards", "env_kwargs", "wrappers", "vectorization",
+            "worker_timeout",
             "normalize_obs", "normalize_reward", "clip_obs", "clip_reward",
         ),
     ),
@@ -200,6 +202,8 @@ def _help_of(algo: str) -> HelpText:
 
 
 def _finish(result: TrainResult, wants_json: bool) -> int:
+    if rank() != 0:
+        return 0
     run, metrics = _shortest(result.run_dir), result.metrics
     lines = [f"{result.stop_reason} at step {int(metrics['global_step']):,}"]
     if "eval/return_mean" in metrics and not result.interrupted:
@@ -274,6 +278,8 @@ def resume(args: list[str]) -> int:
     finished = read_json(trainer.run_dir / "summary.json").get("status") == "finished"
     if finished and trainer.global_step >= trainer.total:
         trainer.close()
+        if rank() != 0:
+            return 0
         say(
             f"{trainer.run_dir} has finished its {trainer.total:,} steps;"
             " --total-timesteps N extends it"
@@ -288,7 +294,7 @@ def resume(args: list[str]) -> int:
             )
         return 0
     before, after = (trainer.resumed or {}).get("progress_jump", (0.0, 0.0))
-    if before != after:
+    if before != after and rank() == 0:
         say(
             f"schedules now run over {trainer.horizon:,} steps: their progress jumps from"
             f" {before:.1%} to {after:.1%}"
