@@ -6,7 +6,7 @@ DEV := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench docs docs-tables clean
+.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench bench-scale docs docs-tables clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ bench: $(BENCH) ## measure speed against Stable-Baselines3 on this machine
 	$(BIN)/python benchmarks/ppg.py
 	$(BIN)/python benchmarks/off_policy.py
 	$(BIN)/python benchmarks/atari.py
+
+bench-scale: $(CORE) ## measure torchrun with two ranks against one process (4 minutes)
+	$(BIN)/python benchmarks/scale.py
 
 clean: ## remove the environment and caches (runs/ stays)
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
