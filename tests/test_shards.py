@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import sharded_runs
 from conftest import MakeConfig
+from rl_training.algorithms.metrics import explained_variance
 from rl_training.algorithms.moments import Moments, merged_rows, moments_of
 from rl_training.checkpointing import state_digest, to_storable
 from rl_training.communicator import (
@@ -27,6 +28,7 @@ from rl_training.communicator import (
     saved_shards,
     state_of_each,
 )
+from rl_training.data.priorities import importance_weights
 from rl_training.data.recurrent_rollout_buffer import RecurrentRolloutBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError
@@ -272,6 +274,30 @@ def test_merged_moments_are_those_of_all_numbers() -> None:
     assert float(merged.variance(correction=1)) == pytest.approx(counted.var(ddof=1), rel=1e-12)
     everything = merged_rows(torch.stack([moments_of(torch.from_numpy(part)) for part in parts]))
     assert float(everything.variance()) == pytest.approx(np.concatenate(parts).var(), rel=1e-12)
+
+
+def test_the_formulas_agree_with_those_without_shards() -> None:
+    """Rounding alone differs: of standard deviations, rewards per rollout, importance weights."""
+    generator = np.random.default_rng(11)
+    values = torch.from_numpy(generator.normal(3.0, 7.0, 500))
+    returns = torch.from_numpy(generator.normal(1.0, 2.0, 500))
+    expected = 1 - (returns - values).var(correction=0) / returns.var(correction=0)
+    found = explained_variance([{"returns": returns, "values": values}])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+    in_rollouts, at_once = (RewardNormalizer(4, 0.99, clip=1e9) for _ in range(2))
+    nothing, everything = np.zeros(4, bool), np.ones(4, bool)
+    for step in range(200):
+        rewards = generator.normal(0.5, 3.0, 4)
+        ours, theirs = (one(rewards, nothing, everything) for one in (in_rollouts, at_once))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+        if step % 16 == 15:
+            in_rollouts.end_rollout([in_rollouts.rollout_moments])
+
+    priorities = generator.random(64) + 0.01
+    chances = priorities / priorities.sum()
+    weights = importance_weights(chances, float(chances.min()), 0.4)
+    np.testing.assert_allclose(weights, (priorities / priorities.min()) ** -0.4, rtol=1e-6)
 
 
 def test_moments_are_merged_one_shard_after_the_other() -> None:
