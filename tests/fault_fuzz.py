@@ -129,7 +129,7 @@ def _changed_tensor(value: torch.Tensor, rng: random.Random) -> torch.Tensor:
         lambda: value.double() if value.is_floating_point() else value.float(),
         lambda: value.to(torch.int16),
         lambda: torch.cat([value.flatten(), value.flatten()]),
-        lambda: torch.full_like(value, 1) if value.dtype == torch.bool else value * 0 - 1,
+        lambda: torch.full_like(value, -1 if value.dtype.is_signed else 1),
     ]
     return rng.choice(changes)()
 

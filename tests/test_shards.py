@@ -572,7 +572,10 @@ def test_episodes_of_an_evaluation_are_divided_among_shards(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"shards": 3}, "'shards' must be a divisor of num_envs = 4; got 3"),
+        (
+            {"shards": 3},
+            "'shards' must be a divisor of num_envs = 4 .or set num_envs to a multiple .*; got 3",
+        ),
         ({"shards": 0}, "'shards' must be 1 to .*; got 0"),
         (
             {"num_steps": 3, "num_minibatches": 4, "shards": 2},

@@ -458,14 +458,16 @@ class Mistake(NamedTuple):
 
 MISTAKES = {
     "no shards": Mistake(
-        "error: 'shards' = 1 cannot be divided among 2 processes: start as many processes .*"
-        r"--shards 2\)",
+        "error: 'shards' = 1 cannot be divided equally among 2 processes: start torchrun with 1"
+        " of them .* multiples of 2",
         own=(("--shards", "1"),) * 2,
     ),
-    "world size": Mistake("error: 'shards' = 2 cannot be divided among 3 processes: start ", 3),
+    "world size": Mistake(
+        "error: 'shards' = 2 cannot be divided equally among 3 processes: start ", 3
+    ),
     "settings": Mistake(
         "error: rank 1: ranks were started with different settings: 'seed' is 5 here and 4 on"
-        " rank 0; start every rank with the same command",
+        " rank 0; give every rank the same settings",
         own=(("--seed", "4"), ("--seed", "5")),
     ),
     "folder": Mistake(

@@ -147,9 +147,9 @@ class TrainConfig(Generic[AlgoConfig]):
     """Number of parallel environments; by default 8 for algorithms that learn from rollouts and 1
     for those with a replay buffer."""
     shards: int = 1
-    """Number of logical shards that environments, random numbers and the replay buffer are divided
-    into, a divisor of num_envs. What is learnt depends on it, not on how many processes (torchrun)
-    execute the shards."""
+    """Equal parts that a run is divided into, so that several processes (torchrun) can execute it;
+    a divisor of num_envs. Changing it changes results as another seed does; the number of processes
+    does not."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of gymnasium.make (on the command line as YAML: '{gravity: -5.0}')."""
     vectorization: Literal["sync", "async", "native"] = "sync"
@@ -251,7 +251,7 @@ class TrainConfig(Generic[AlgoConfig]):
         most = _MAX_WORKERS if self.vectorization == "async" else _MAX_ENVS
         rule = f"at most {most:,} with vectorization: {self.vectorization}"
         require(self.num_envs <= most, "num_envs", rule, self.num_envs)
-        rule = f"a divisor of num_envs = {self.num_envs}"
+        rule = f"a divisor of num_envs = {self.num_envs} (or set num_envs to a multiple of it)"
         require(self.num_envs % self.shards == 0, "shards", rule, self.shards)
         for name in ("eval_interval", "eval_episodes", "checkpoint_interval"):
             require(getattr(self, name) >= 0, name, "zero or more", getattr(self, name))

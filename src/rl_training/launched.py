@@ -25,6 +25,11 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_launched() else 1
 
 
+def machine() -> int:
+    """Return the number of this machine among those of torchrun; 0 without torchrun."""
+    return int(os.environ.get("GROUP_RANK", "0")) if is_launched() else 0
+
+
 def world_size() -> int:
     """Return how many processes torchrun started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1

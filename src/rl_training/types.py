@@ -424,7 +424,7 @@ class ActionSpec:
         if not isinstance(dtype, str) or np.dtype(dtype).kind not in "iufb":
             raise ValueError(f"actions are not of {dtype!r}")
         nvec = _counts(plain["nvec"])
-        start = tuple(int(one) for one in plain["start"])
+        start = _integers(plain["start"])
         low, high = (tuple(float(one) for one in plain[name]) for name in ("low", "high"))
         size = int(np.prod(shape, dtype=np.int64))
         choices = size if kind in ("discrete", "multi_discrete") else 0

@@ -54,10 +54,11 @@ def _check_launch(config: TrainConfig[Any]) -> None:
         raise ConfigError(f"{config.algo} cannot be run by torchrun{others_with_engine(TORCHRUN)}")
     shards, processes = config.shards, world_size()
     if shards % processes:
+        fitting = [str(n) for n in range(1, min(shards, 64) + 1) if shards % n == 0]
         raise ConfigError(
-            f"'shards' = {shards} cannot be divided among {processes} processes: start as many"
-            " processes (--nproc-per-node) as divide it, or give a new run more shards"
-            f" (--shards {processes})"
+            f"'shards' = {shards} cannot be divided equally among {processes} processes: start"
+            f" torchrun with {' or '.join(fitting)} of them (--nproc-per-node), or a new run whose"
+            f" shards and num_envs are multiples of {processes}"
         )
 
 
@@ -66,7 +67,7 @@ def _require_same(of_rank_0: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         if name not in _OWN and expected != own.get(name):
             raise ConfigError(
                 f"ranks were started with different settings: '{name}' is {own.get(name)!r} here"
-                f" and {expected!r} on rank 0; start every rank with the same command"
+                f" and {expected!r} on rank 0; give every rank the same settings"
             )
 
 

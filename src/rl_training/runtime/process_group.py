@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import datetime as dt
 import textwrap
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,11 +18,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from rl_training.communicator import Communicator
 from rl_training.errors import ConfigError, RankFailure
-from rl_training.launched import local_world_size
+from rl_training.launched import local_rank, local_world_size, machine
+from rl_training.launched import rank as own_rank
+from rl_training.terminal import say
 
 _TIMEOUT = dt.timedelta(minutes=30)
 """After this time without an answer a rank counts as lost. One that ends is noticed at once."""
 _SECONDS_FOR_REASON = 5.0
+_SECONDS_UNTIL_HINT = 15.0
+_HINT = "rank {} is waiting for the other ranks: every rank must run the same command or learn()"
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Its name from torch 2.13 on, and before."""
 _joined: dict[str, Any] = {}
@@ -140,9 +145,12 @@ class ProcessGroup(Communicator):
             while time.monotonic() < end:
                 if self._store.check([self._failure_key]):
                     report = self._store.get(self._failure_key).decode()
-                    number, _, text = report.partition(" ")
+                    place, _, text = report.partition(" ")
+                    number, _, node = place.partition("@")
                     found = RankFailure(text)
-                    found.shown_elsewhere = int(number) != self.rank
+                    # The first rank of another machine prints it there, too.
+                    on_screen = int(node) == machine() or local_rank() > 0
+                    found.shown_elsewhere = int(number) != self.rank and on_screen
                     return found
                 time.sleep(0.05)
         text = textwrap.shorten(str(error or ""), 200, placeholder=" ...")
@@ -166,7 +174,7 @@ class ProcessGroup(Communicator):
             text = f"rank {self.rank}: {text}"
             if error.args and isinstance(error.args[0], str):
                 error.args = (text, *error.args[1:])
-        report, kept = f"{self.rank} {text}", b""
+        report, kept = f"{self.rank}@{machine()} {text}", b""
         with contextlib.suppress(RuntimeError):
             kept = self._store.compare_set(self._failure_key, "", report)
         error.shown_elsewhere = kept not in (b"", report.encode())  # type: ignore[attr-defined]
@@ -186,8 +194,16 @@ def _join() -> None:
         raise ConfigError(
             "torch.distributed is already initialised in this process: let rl_training do it"
         )
-    store, rank, world_size = next(rendezvous("env://", timeout=_TIMEOUT))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+    hint = threading.Timer(_SECONDS_UNTIL_HINT, say, [_HINT.format(own_rank())])
+    hint.daemon = True
+    hint.start()
+    try:
+        store, rank, world_size = next(rendezvous("env://", timeout=_TIMEOUT))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
+        )
+    finally:
+        hint.cancel()
     _joined.update(store=store, made=0)
     atexit.register(_leave)
 
