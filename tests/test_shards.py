@@ -499,6 +499,13 @@ def set_up(algo: str, shards: int, **overrides: Any) -> Trainer:
     return ExperimentManager.setup(config, run_dir=None)
 
 
+def test_episodes_name_environments_by_their_index_in_the_run() -> None:
+    trainer: Any = set_up("ppo", 2, env_kwargs={"max_episode_steps": 3})
+    taken = trainer.source.collect(trainer.buffers, 16, Progress(0, 256))
+    assert {episode.env for episode in taken.episodes} == {0, 1, 2, 3}
+    trainer.close()
+
+
 def streams_of(trainer: Trainer) -> list[tuple[Any, ...]]:
     """Return of each shard: first observations, the actor's noise and the learner's order."""
     sources = getattr(trainer.source, "shards", [trainer.source])

@@ -39,6 +39,11 @@ class RunSettings(Protocol):
         ...
 
 
+def envs_of_shard(run: RunSettings) -> tuple[int, str]:
+    """Return how many environments a shard has, and how that is computed, for messages."""
+    return run.num_envs // run.shards, "num_envs / shards" if run.shards > 1 else "num_envs"
+
+
 StopRequest: TypeAlias = Callable[[], bool]
 """Called between steps and between updates: True requests a stop."""
 

@@ -20,7 +20,7 @@ from rl_training.algorithms.metrics import MetricSums
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.communicator import per_shard_state, shards_of, state_of_each
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
-from rl_training.types import Progress, RunSettings, StopRequest, never, until
+from rl_training.types import Progress, RunSettings, StopRequest, envs_of_shard, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class PPGConfig(PPOConfig):
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
         super().check_run(run)
-        num_envs, per_shard = run.num_envs // run.shards, " / shards" if run.shards > 1 else ""
+        num_envs, name = envs_of_shard(run)
         rows = self.policy_phases * num_envs * self.num_steps
         require(
             rows % self.num_aux_minibatches == 0,
             "algo_kwargs.num_aux_minibatches",
-            f"a divisor of policy_phases * num_envs{per_shard} * num_steps = {self.policy_phases} *"
+            f"a divisor of policy_phases * {name} * num_steps = {self.policy_phases} *"
             f" {num_envs} * {self.num_steps} = {rows}",
             self.num_aux_minibatches,
         )

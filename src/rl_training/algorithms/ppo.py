@@ -31,7 +31,7 @@ from rl_training.communicator import (
 )
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import Evaluation
-from rl_training.types import Progress, Rows, RunSettings, StopRequest, never, until
+from rl_training.types import Progress, Rows, RunSettings, StopRequest, envs_of_shard, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,12 +106,12 @@ class PPOConfig(OnPolicyConfig):
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
-        num_envs, per_shard = run.num_envs // run.shards, " / shards" if run.shards > 1 else ""
+        num_envs, name = envs_of_shard(run)
         rows = num_envs * self.num_steps
         require(
             rows % self.num_minibatches == 0,
             "algo_kwargs.num_minibatches",
-            f"a divisor of the rollout, num_envs{per_shard} * num_steps = {num_envs} *"
+            f"a divisor of the rollout, {name} * num_steps = {num_envs} *"
             f" {self.num_steps} = {rows}",
             self.num_minibatches,
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training._internal.coerce import require
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
-from rl_training.types import RunSettings
+from rl_training.types import RunSettings, envs_of_shard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,12 @@ class RecurrentPPOConfig(PPOConfig):
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
-        num_envs, per_shard = run.num_envs // run.shards, " / shards" if run.shards > 1 else ""
+        num_envs, name = envs_of_shard(run)
         sequences = num_envs * (self.num_steps // self.sequence_length)
         require(
             sequences % self.num_minibatches == 0,
             "algo_kwargs.num_minibatches",
-            f"a divisor of the rollout's sequences, num_envs{per_shard} * num_steps /"
+            f"a divisor of the rollout's sequences, {name} * num_steps /"
             f" sequence_length = {num_envs} * {self.num_steps} / {self.sequence_length} ="
             f" {sequences}",
             self.num_minibatches,

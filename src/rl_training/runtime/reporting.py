@@ -133,10 +133,7 @@ class Reporter:
             taken.valid,
             infos,
         )
-        trainer = self._trainer
-        with trainer.ranks.only_here():
-            for callback in self._watching["on_step"]:
-                self._stop_if_false(callback, "on_step", callback.on_step(trainer, event))
+        self._notify_watching("on_step", event)
 
     def notify_rollout(self, step: int, collected: Collected, *, complete: bool = True) -> None:
         """Notify the callbacks that experience was collected, at ``step``.
@@ -152,10 +149,7 @@ class Reporter:
         parts, self._collected = self._collected, []
         episodes = tuple(episode for part in parts for episode in part.episodes)
         event = RolloutEnd(step, sum(part.steps for part in parts), episodes)
-        trainer = self._trainer
-        with trainer.ranks.only_here():
-            for callback in self._watching["on_rollout"]:
-                self._stop_if_false(callback, "on_rollout", callback.on_rollout(trainer, event))
+        self._notify_watching("on_rollout", event)
 
     def notify_update(
         self, step: int, updates: int, read_metrics: Callable[[], Mapping[str, float]]
@@ -166,11 +160,14 @@ class Reporter:
         """
         if not self._watching["on_update"] or not updates:
             return
-        event = UpdateEnd(step, updates, read_metrics)
+        self._notify_watching("on_update", UpdateEnd(step, updates, read_metrics))
+
+    def _notify_watching(self, name: str, event: object) -> None:
+        """Notify the callbacks that override an event of work in which other ranks are busy."""
         trainer = self._trainer
         with trainer.ranks.only_here():
-            for callback in self._watching["on_update"]:
-                self._stop_if_false(callback, "on_update", callback.on_update(trainer, event))
+            for callback in self._watching[name]:
+                self._stop_if_false(callback, name, getattr(callback, name)(trainer, event))
 
     def _stop_if_false(self, callback: Callback, event: str, result: object) -> None:
         if returned_false(result):
@@ -188,10 +185,7 @@ class Reporter:
         For displays, a few times a second at most: nothing that is computed or logged depends on
         it.
         """
-        trainer = self._trainer
-        with trainer.ranks.only_here():
-            for callback in self._watching["on_progress"]:
-                callback.on_progress(trainer, step)
+        self._notify_watching("on_progress", step)
 
     def notify_end(self, end: TrainingEnd) -> None:
         """Notify the callbacks of the end; as interrupted, once one of them paused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,32 @@ def generator_fingerprint() -> tuple[Any, ...]:
     _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
     words = torch.get_rng_state().numpy().tobytes()
     return random.getstate(), np.asarray(keys).tobytes(), tuple(rest), words
+
+
+class GeneratorWatch:
+    """Warns once if the global generators are used within it, in its first ``uses``."""
+
+    def __init__(self, uses: int) -> None:
+        self._uses = uses
+        self._before: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        if self._uses:
+            self._before = generator_fingerprint()
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if not self._uses or error is not None:
+            return
+        self._uses -= 1
+        if generator_fingerprint() != self._before:
+            self._uses = 0
+            warnings.warn(
+                "environments, networks or callbacks draw from the global generators of random,"
+                " numpy or torch: with several shards, what is learnt then depends on which"
+                " process executes which shard. Draw from the environment's own generator"
+                " (self.np_random) instead",
+                stacklevel=3,
+            )
 
 
 def check_global_rng_state(state: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from rl_training.communicator import (
 from rl_training.runtime.episode_info import means_of_sums
 from rl_training.runtime.experience import Collected, ExperienceSource, OnStep, Timed
 from rl_training.runtime.sources import LocalSource
-from rl_training.types import Array, Obs, Progress, StopRequest, never
+from rl_training.types import Array, Episode, Obs, Progress, StopRequest, never
 
 
 class ShardedSource:
@@ -66,18 +66,25 @@ class ShardedSource:
         """Add ``num_steps`` steps of every environment to its shard's buffer."""
         buffers = shards_of(buffer)
         parts: list[Collected] = []
+        episodes: list[Episode] = []
+
+        def take(shard: LocalSource, own: Any, count: int, stop: StopRequest = never) -> int:
+            part = shard.collect(own, count, progress, stop)
+            parts.append(part)
+            first = first_env(shard)  # episodes name environments by their index in the run
+            episodes.extend(one._replace(env=first + one.env) for one in part.episodes)
+            return part.vector_steps
+
         if len(self.shards) == 1:
-            parts.append(self.shards[0].collect(buffers[0], num_steps, progress, stop))
-            vector_steps = parts[0].vector_steps
+            vector_steps = take(self.shards[0], buffers[0], num_steps, stop)
         else:
             vector_steps = 0
             while vector_steps < num_steps and not stop():
                 for shard, own in zip(self.shards, buffers, strict=True):
-                    parts.append(shard.collect(own, 1, progress))
+                    take(shard, own, 1)
                 vector_steps += 1
-        episodes = tuple(episode for part in parts for episode in part.episodes)
         steps = self._steps_of_all(parts, vector_steps)
-        return Collected(vector_steps, steps, episodes, self.shards[0].policy_version)
+        return Collected(vector_steps, steps, tuple(episodes), self.shards[0].policy_version)
 
     def _steps_of_all(self, parts: Sequence[Collected], vector_steps: int) -> int:
         """Transitions of all shards; how many rows are reset-only is known to each alone."""

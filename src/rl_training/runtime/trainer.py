@@ -19,7 +19,7 @@ import math
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ from rl_training.runtime.evaluation import Evaluations
 from rl_training.runtime.experience import Learner, Timed
 from rl_training.runtime.reporting import Reporter
 from rl_training.runtime.rng import (
+    GeneratorWatch,
     check_global_rng_state,
-    generator_fingerprint,
     global_rng_state,
     set_global_rng_state,
 )
@@ -97,7 +97,8 @@ class Trainer(ABC):
         self._learn: Callable[..., int] = setup.learner.learn
         self.stopping = Stopping(setup.ranks)
         self._evaluations = Evaluations(self)
-        self._watched_iterations = _WATCHED_ITERATIONS
+        several_shards = self.communicator.shards > 1
+        self._generator_watch = GeneratorWatch(_WATCHED_ITERATIONS if several_shards else 0)
         self._stop_reason: str | None = None
         self._rng: Mapping[str, Any] | None = None
         self._lock = setup.lock
@@ -324,7 +325,7 @@ class Trainer(ABC):
         started, start_step = time.perf_counter(), self.global_step
         while self.global_step < self.total and self._stop_reason is None:
             before = self.global_step
-            with self._global_generators_watched():
+            with self._generator_watch:
                 done = self.iterate(Progress(before, self.horizon))
             if done is None:
                 if self.stop_signal is not None:
@@ -342,25 +343,6 @@ class Trainer(ABC):
             self._lead(lambda event=event: self.reporter.report(event))  # type: ignore[misc]
             if self.stop_signal is not None:
                 return
-
-    @contextlib.contextmanager
-    def _global_generators_watched(self) -> Iterator[None]:
-        """Warn if an iteration of a run with several shards uses the global generators."""
-        if self.communicator.shards == 1 or self._watched_iterations == 0:
-            yield
-            return
-        self._watched_iterations -= 1
-        before = generator_fingerprint()
-        yield
-        if generator_fingerprint() != before:
-            self._watched_iterations = 0
-            warnings.warn(
-                "environments, networks or callbacks draw from the global generators of random,"
-                " numpy or torch: with several shards, what is learnt then depends on which"
-                " process executes which shard. Draw from the environment's own generator"
-                " (self.np_random) instead",
-                stacklevel=2,
-            )
 
     @property
     def callbacks(self) -> list[Callback]:
