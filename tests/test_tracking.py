@@ -95,7 +95,11 @@ def offline_files(run_dir: Path) -> list[Path]:
 
 
 def records(path: Path) -> Iterator[Any]:
-    """An offline run's records: LevelDB's log format (32 KiB blocks) behind a header of 7 bytes."""
+    """An offline run's records: LevelDB's log format (32 KiB blocks) behind a header of 7 bytes.
+
+    A last record that is only half in the file yet is left out: the process that writes it outlives
+    a killed run, and may be writing.
+    """
     from wandb.proto import wandb_internal_pb2
 
     content, position, part = path.read_bytes(), 7, b""
@@ -105,6 +109,8 @@ def records(path: Path) -> Iterator[Any]:
             position += left
             continue
         _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        if position + 7 + length > len(content):
+            return
         part += content[position + 7 : position + 7 + length]
         position += 7 + length
         whole, last = 1, 4
