@@ -6,7 +6,7 @@ DEV := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench bench-scale docs docs-tables clean
+.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench bench-scale bench-offline docs docs-tables clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,7 +23,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt $(CORE)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,video,report,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,offline,video,report,docs,dev]'
 	@touch $@
 
 $(BENCH): pyproject.toml constraints.txt $(CORE)
@@ -77,6 +77,14 @@ bench: $(BENCH) ## measure speed against Stable-Baselines3 on this machine
 
 bench-scale: $(CORE) ## measure torchrun with two ranks against one process (4 minutes)
 	$(BIN)/python benchmarks/scale.py
+
+bench-offline: $(DEV) ## compare with d3rlpy: PEER_PYTHON=... DATASETS="ID ..." [UPDATES=20000] [EXPERT=ENV=RETURN]
+	@test -n "$(PEER_PYTHON)" && test -n "$(DATASETS)" || \
+		{ echo "set PEER_PYTHON to the Python of an environment with d3rlpy 2.8.1, and DATASETS to Minari ids"; exit 1; }
+	$(BIN)/python benchmarks/offline.py scores --dataset $(DATASETS) --updates $(or $(UPDATES),20000) \
+		--peer-python $(PEER_PYTHON) --out offline-scores.json
+	-$(BIN)/python benchmarks/offline.py speed --dataset $(firstword $(DATASETS)) --peer-python $(PEER_PYTHON)
+	$(BIN)/python benchmarks/offline.py report offline-scores.json $(if $(EXPERT),--expert-return $(EXPERT))
 
 clean: ## remove the environment and caches (runs/ stays)
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

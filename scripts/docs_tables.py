@@ -248,7 +248,7 @@ def _number(value: Any) -> str:
 def table_of_commands() -> str:
     """Return a table of the commands, from the help text of the command line."""
     rows = [["command", "what it does"]]
-    for line in cli._HELP.splitlines():
+    for line in re.sub(r"\n {30,}", "  ", cli._HELP).splitlines():  # a text may be on its own line
         match = re.match(r"  (rl-training .*?)  +(\S.*)$", line)
         if match:
             # A bar ends a cell on the code host, even within code.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +31,11 @@ QUICK_KNOBS["drqn"] = {
     "lstm_size": 16,
 }
 QUICK_KNOBS["sac"] = QUICK_KNOBS["td3"] = {**QUICK_KNOBS["dqn"], "hidden_sizes": [32, 32]}
+for _offline in ("bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
+    QUICK_KNOBS[_offline] = {"batch_size": 32, "hidden_sizes": [32, 32]}
+
+ONLINE = [name for name, entry in ALGORITHMS.items() if not entry.offline]
+"""Algorithms that step environments, and only so."""
 
 
 def takes_discrete(algo: str) -> bool:
@@ -44,6 +52,39 @@ def probe(algo: str, name: str) -> dict[str, Any]:
     """A probe environment that an algorithm can be trained on."""
     kwargs = {} if takes_discrete(algo) else {"continuous": True}
     return {"env_id": f"probe/{name}-v0", "env_kwargs": kwargs}
+
+
+def write_random_episodes(env_id: str, folder: Path, episodes: int = 4, steps: int = 50) -> Path:
+    """A dataset of random actions; episodes end after ``steps`` at the latest."""
+    from rl_training.datasets.reading import RecordedEpisode
+    from rl_training.datasets.writing import Recorded, find_destination, stacked, write_dataset
+
+    env = gym.make(env_id)
+    env.action_space.seed(5)
+
+    def played(index: int) -> RecordedEpisode:
+        observations: list[Any] = [env.reset(seed=index)[0]]
+        actions: list[Any] = []
+        rewards: list[Any] = []
+        ended = False
+        while not ended and len(actions) < steps:
+            actions.append(env.action_space.sample())
+            obs, reward, ended, _, _ = env.step(actions[-1])
+            observations.append(obs)
+            rewards.append(reward)
+        last = np.arange(len(actions)) == len(actions) - 1
+        return RecordedEpisode(
+            index,
+            stacked(env.observation_space, observations),
+            np.array(actions),
+            np.array(rewards, np.float64),
+            last & ended,
+            last & (not ended),
+        )
+
+    recorded = Recorded(env.observation_space, env.action_space, "random", env.spec)
+    place = find_destination(folder)
+    return write_dataset(place, map(played, range(episodes)), recorded, dict)
 
 
 MakeConfig = Callable[..., TrainConfig[Any]]
@@ -66,16 +107,44 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+RecordedData = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def recorded_data(tmp_path_factory: pytest.TempPathFactory) -> RecordedData:
+    """Datasets of random actions, by the id of the environment; each is made once."""
+
+    @functools.cache
+    def made(env_id: str) -> Path:
+        pytest.importorskip("minari")
+        return write_random_episodes(env_id, tmp_path_factory.mktemp("recorded") / "random")
+
+    return made
+
+
 @pytest.fixture
-def make_config(tmp_path: Path) -> MakeConfig:
-    """A quick, quiet config; keywords replace fields and algorithm knobs alike."""
+def make_config(tmp_path: Path, recorded_data: RecordedData) -> MakeConfig:
+    """A quick, quiet config; keywords replace fields and algorithm knobs alike.
+
+    An algorithm that learns from a dataset alone gets one, and as many updates as others get
+    ``total_timesteps``, unless ``dataset`` is given.
+    """
 
     def make(**overrides: Any) -> TrainConfig[Any]:
         algo = overrides.pop("algo", "ppo")
+        total: dict[str, Any] = {"total_timesteps": overrides.pop("total_timesteps", 512)}
+        if "total_updates" in overrides:
+            total = {"total_updates": overrides.pop("total_updates")}
+        elif ALGORITHMS[algo].offline and "dataset" not in overrides:
+            env_id = overrides.get("env_id", any_env(algo))
+            total = {"total_updates": total["total_timesteps"]}
+            overrides["dataset"] = str(recorded_data(env_id))
+        if total.get("total_updates"):
+            overrides.setdefault("eval_interval", 0)
         base: TrainConfig[Any] = TrainConfig(
             algo=algo,
             env_id=any_env(algo),
-            total_timesteps=512,
+            **total,
             num_envs=2,
             seed=7,
             output_dir=tmp_path / "runs",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from conftest import QUICK_KNOBS, any_env
+from conftest import QUICK_KNOBS, any_env, write_random_episodes
 from rl_training.checkpointing import load_checkpoint, save_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.errors import (
@@ -54,10 +54,13 @@ class Base:
         sys.path.append(str(folder))
 
     def _run(self, algo: str) -> Path:
+        data: dict[str, Any] = {"total_timesteps": 192}
+        if ALGORITHMS[algo].offline:
+            data = {"total_updates": 192, "dataset": str(self._dataset(any_env(algo)))}
         config: TrainConfig[Any] = TrainConfig(
             algo=algo,
             env_id=any_env(algo),
-            total_timesteps=192,
+            **data,
             num_envs=2,
             output_dir=self.folder / "runs",
             eval_episodes=1,
@@ -66,6 +69,10 @@ class Base:
             algo_kwargs=QUICK_KNOBS[algo],
         )
         return ExperimentManager.setup(config).train().run_dir
+
+    def _dataset(self, env_id: str) -> Path:
+        folder = self.folder / "recorded" / env_id
+        return folder if folder.exists() else write_random_episodes(env_id, folder)
 
     @property
     def was_executed(self) -> bool:

@@ -21,7 +21,8 @@ ACTIONS = {
     "dqn": ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,)),
     "sac": ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 5.0)),
 }
-ACTIONS["td3"] = ACTIONS["sac"]
+for _name in ("td3", "bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
+    ACTIONS[_name] = ACTIONS["sac"]
 CPU = torch.device("cpu")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 MODES = [
@@ -40,7 +41,9 @@ TOLERANCE = 2e-5
 
 
 def filled_replay(algo: str, device: torch.device | None = None, steps: int = 90) -> ReplayBuffer:
-    replay = ReplayBuffer(128, 2, OBS, ACTIONS[algo], gamma=0.9, n_step=2, device=device)
+    replay = ReplayBuffer(
+        128, 2, OBS, ACTIONS[algo], gamma=0.9, n_step=2, device=device, next_actions=True
+    )
     feed(replay, algo, steps, np.random.default_rng(0))
     return replay
 
@@ -83,10 +86,11 @@ def learnt(algo: str, mode: str, device: str, **knobs: Any) -> tuple[Any, torch.
 
 
 @pytest.mark.parametrize(("mode", "device"), MODES)
-@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize("algo", ACTIONS)
 def test_modes_agree_after_eight_updates(algo: str, mode: str, device: str) -> None:
-    eager, expected = learnt(algo, "eager", "cpu")
-    fast, found = learnt(algo, mode, device)
+    knobs = {"num_action_samples": 2, "conservative_threshold": 1.0} if algo == "cql" else {}
+    eager, expected = learnt(algo, "eager", "cpu", **knobs)
+    fast, found = learnt(algo, mode, device, **knobs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     pairs = zip(eager.module.parameters(), fast.module.parameters(), strict=True)
     for slow, quick in pairs:

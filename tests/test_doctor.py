@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from atari_runs import QUICK_ATARI
-from conftest import QUICK_KNOBS, MakeConfig
+from conftest import ONLINE, QUICK_KNOBS, MakeConfig
 from rl_training import cli
 from rl_training.config import TrainConfig
 from rl_training.errors import UserError
@@ -126,8 +126,10 @@ def test_every_algorithm_can_be_measured(
     assert len(reply.rates) == 2
     assert min(reply.rates) > 0
     shares = reply.shares
-    assert set(shares) == {"environment", "inference", "storing", "update", "logging"}
-    assert all(share > 0 for share in shares.values())
+    parts = {"update", "logging"}
+    if algo in ONLINE:
+        parts |= {"environment", "inference", "storing"}
+    assert {part for part, share in shares.items() if share > 0} == parts
     assert 0.8 < sum(shares.values()) <= 1.0
     assert shares["update"] > 0.2  # a replay's warm-up is shortened, or nothing would be learnt
     assert reply.transfer == 0.0

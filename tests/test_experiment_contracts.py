@@ -14,6 +14,7 @@ import torch
 from conftest import MakeConfig
 from rl_training.checkpointing import load_checkpoint, save_checkpoint, state_digest, to_storable
 from rl_training.config import TrainConfig, algo_config_type
+from rl_training.errors import ConfigError
 from rl_training.experiment import ALGORITHMS, ExperimentManager, get_spec
 from rl_training.experiment.manager import build_algorithm
 from rl_training.runtime.spec import AlgorithmSpec
@@ -63,6 +64,14 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
     "drqn": [(VECTOR, DISCRETE)],
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     "td3": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
+    **{
+        algo: [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)]
+        for algo in ("td3_bc", "rebrac", "awac")
+    },
+    **{
+        algo: [(VECTOR, DISCRETE), (VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)]
+        for algo in ("bc", "iql", "cql")
+    },
 }
 """What each algorithm can be built for."""
 CASES = [(algo, *specs) for algo, pairs in SPACES.items() for specs in pairs]
@@ -133,8 +142,17 @@ def test_it_is_built_and_acts_from_specs_alone(
         action, _ = actor.act(obs, Progress(0, 1))
         assert action.shape == (8, *action_spec.shape)
         assert action.dtype == action_spec.policy_dtype
+    if not explores(algo, action_spec):
+        with pytest.raises(ConfigError, match="from a dataset alone"):
+            spec.actor(algorithm, config, CPU)
+        return
     action, _ = spec.actor(algorithm, config, CPU).act(observations(obs_spec, 8), Progress(0, 1))
     assert action.shape == (8, *action_spec.shape)
+
+
+def explores(algo: str, action_spec: ActionSpec) -> bool:
+    """Whether an algorithm can step environments."""
+    return ALGORITHMS[algo].online and (algo != "iql" or action_spec.kind == "box")
 
 
 def test_its_weights_come_from_the_seed_alone(algo: str) -> None:

@@ -18,12 +18,19 @@ import rl_training.models
 from rl_training.algorithms.drqn import DRQN, DRQNConfig
 from rl_training.algorithms.sac import SACConfig, SACModel
 from rl_training.errors import ConfigError
-from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
+from rl_training.models.action_heads import SquashedGaussianHead, TanhGaussianHead, TanhHead
 from rl_training.models.custom import CustomActorCritic, CustomQNetwork
 from rl_training.models.encoders import FlattenEncoder, ImageEncoder
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_actor_critic import FeedForwardActorCritic, MLPActorCritic
-from rl_training.models.mlp_continuous import ActorCritics, EnsembleMLP, MLPActor, MLPCritics
+from rl_training.models.mlp_continuous import (
+    ActorCritics,
+    EnsembleLayerNorm,
+    EnsembleMLP,
+    MLPActor,
+    MLPCritics,
+    MLPValue,
+)
 from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
 from rl_training.models.normalizer import RunningNorm
@@ -76,6 +83,10 @@ MODELS: dict[str, Make] = {
     "sac actor": lambda spec, **more: MLPActor(spec, SquashedGaussianHead((2,)), **SHAPE, **more),
     "td3 actor": lambda spec, **more: MLPActor(spec, TanhHead((2,), 0.1), **SHAPE, **more),
     "critics": lambda spec, **more: MLPCritics(spec, 2, num_critics=3, **SHAPE, **more),
+    "value": lambda spec, **more: MLPValue(spec, **SHAPE, **more),
+    "cloning policy": lambda spec, **more: MLPActor(
+        spec, TanhGaussianHead((2,), -1.0), **SHAPE, **more
+    ),
     "lstm actor critic": lambda spec, **more: LSTMActorCritic(
         spec, DISCRETE, lstm_size=8, **SHAPE, **more
     ),
@@ -92,9 +103,12 @@ MODELS: dict[str, Make] = {
 }
 VECTORS_ONLY = {"lstm q network"}
 WITHOUT_ENCODER = {"own actor critic", "own box actor critic", "own q network"}
-WITH_NUMPY = [name for name in MODELS if name not in {"critics", *WITHOUT_ENCODER}]
+WITH_NUMPY = [name for name in MODELS if name not in {"critics", "value", *WITHOUT_ENCODER}]
 WITH_DICTS = [name for name in MODELS if name not in VECTORS_ONLY]
-WITHOUT_MASK = {"box actor critic", "own box actor critic", "sac actor", "td3 actor", "critics"}
+WITHOUT_MASK = {
+    *("box actor critic", "own box actor critic", "sac actor", "td3 actor", "cloning policy"),
+    *("critics", "value"),
+}
 
 
 def made(name: str, spec: ObsSpec = VECTOR, **more: Any) -> Any:
@@ -123,7 +137,10 @@ def outputs(model: Any, obs: Any) -> list[Tensor]:
     """All that a model computes of observations."""
     if isinstance(model, MLPCritics):
         actions = torch.linspace(-1, 1, 2 * ROWS).reshape(ROWS, 2)
-        return [model(obs, actions), model(obs, actions, members=1)]
+        many = model.of_samples(obs, torch.stack([actions, -actions]))
+        return [model(obs, actions), model(obs, actions, members=1), many]
+    if isinstance(model, MLPValue):
+        return [model(obs)]
     if isinstance(model, LSTMQNetwork):
         state = torch.full((ROWS, model.state_size), 0.1)
         return [model.q_values_sequence(obs.unsqueeze(0), state), model.act(obs, state)[1]]
@@ -341,7 +358,10 @@ def test_unknown_names_in_a_checkpoint_are_still_refused() -> None:
 
 # Every model there is.
 
-PARTS = {MLP, EnsembleMLP, LSTM, RunningNorm, FlattenEncoder, ImageEncoder, ActorCritics}
+PARTS = {
+    *(MLP, EnsembleMLP, EnsembleLayerNorm, LSTM, RunningNorm),
+    *(FlattenEncoder, ImageEncoder, ActorCritics),
+}
 """Modules that are given features, or are encoders, or only hold networks."""
 
 

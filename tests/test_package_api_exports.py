@@ -30,6 +30,7 @@ WITHOUT_A_LIST = {
     "rl_training._internal",
     "rl_training.algorithms",  # takes its names from the modules of the algorithms
     "rl_training.tools.doctor",
+    "rl_training.tools.dataset",
     "rl_training.tools.zoo",
 }
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import MakeConfig, probe, takes_discrete
+from conftest import ONLINE, MakeConfig, probe, takes_discrete
 from rl_training.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.runtime.trainer import Trainer
 
-DISCRETE = [algo for algo in ALGORITHMS if takes_discrete(algo)]
-BOX_ACTIONS = [algo for algo, entry in ALGORITHMS.items() if "bounded Box" in entry.actions]
+DISCRETE = [algo for algo in ONLINE if takes_discrete(algo)]
+BOX_ACTIONS = [algo for algo in ONLINE if "bounded Box" in ALGORITHMS[algo].actions]
 SEES_MASKS = [algo for algo in DISCRETE if algo != "drqn"]
 NORMALIZES_OBSERVATIONS = ["ppo", "a2c", "ppg", "recurrent_ppo"]
 ACTOR_CRITIC = {
@@ -100,26 +100,26 @@ def values(
 
 
 @pytest.mark.full  # the next one is harder; this one tells what is wrong where it fails
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ONLINE)
 def test_value_of_a_constant_reward(algo: str, make_config: MakeConfig) -> None:
     trainer = train(make_config, algo, "ConstantReward")
     assert values(trainer, [[0.0]]) == pytest.approx([1.0], abs=0.05)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ONLINE)
 def test_value_that_depends_on_the_observation(algo: str, make_config: MakeConfig) -> None:
     trainer = train(make_config, algo, "ObservationReward")
     assert values(trainer, [[-1.0], [1.0]]) == pytest.approx([-1.0, 1.0], abs=0.1)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ONLINE)
 def test_value_of_a_delayed_reward_is_discounted(algo: str, make_config: MakeConfig) -> None:
     trainer = train(make_config, algo, "DelayedReward")
     found = values(trainer, [[0.0], [1.0]], one_episode=True)
     assert found == pytest.approx([0.9, 1.0], abs=0.05)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ONLINE)
 def test_policy_that_depends_on_the_observation(algo: str, make_config: MakeConfig) -> None:
     trainer = train(make_config, algo, "MatchObservation")
     assert trainer.metrics["eval/return_min"] == 1.0

@@ -42,11 +42,14 @@ from rl_training.registry import ALGORITHMS
         ("xyz", None),
         ("pp", None),  # ppo or ppg
         ("recurrent", "recurrent_ppo"),
+        ("td3bc", "td3_bc"),
+        ("TD3PlusBC", "td3_bc"),
+        ("behavior_cloning", "bc"),
     ],
 )
 def test_an_unknown_algorithm(name: str, meant: str | None) -> None:
     assert nearest_name(name, ALGORITHMS.names()) == meant
-    expected = f"Did you mean '{meant}'" if meant else "Known: a2c, dqn, drqn, ppg, ppo"
+    expected = f"Did you mean '{meant}'" if meant else "Known: a2c, awac, bc, cql, dqn"
     with pytest.raises(ConfigError, match=f"unknown algo '{name}'.*{expected}"):
         TrainConfig(algo=name)
 

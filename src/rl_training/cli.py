@@ -44,6 +44,8 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training report RUNS...            write an HTML page of curves, scores and configs
   rl-training record RUN                record a video of whole episodes
   rl-training play ENV | RUN            show an environment on the screen
+  rl-training dataset list | info | make | from-replay
+                                        datasets of recorded episodes, for offline learning
   rl-training check-env ENV             check an environment of your own before training
   rl-training doctor                    show what is installed; with --config, where the time goes
 
@@ -150,6 +152,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "doctor": "rl_training.tools.doctor.command:main",
     "presets": "rl_training.tools.presets:main",
     "check-env": "rl_training.tools.check_env:main",
+    "dataset": "rl_training.tools.dataset.command:main",
 }
 
 

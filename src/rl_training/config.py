@@ -19,7 +19,13 @@ from rl_training._internal.coerce import (
 )
 from rl_training._internal.yaml_io import dump_yaml, load_yaml_file
 from rl_training.errors import ConfigError, did_you_mean
-from rl_training.registry import ALGORITHMS, check_settings, config_type, find_entry
+from rl_training.registry import (
+    ALGORITHMS,
+    check_settings,
+    config_type,
+    find_entry,
+    others_offline,
+)
 
 FORMAT = 1
 _NOT_SETTINGS = {"format", "preset", "verified", "partial"}
@@ -43,8 +49,11 @@ class _DefaultNumber(int):
     __slots__ = ()
 
 
-_COMPUTED = ("num_envs", "eval_interval")
-"""Settings whose default depends on other settings."""
+_COMPUTED = ("total_timesteps", "total_updates", "num_envs", "eval_interval")
+"""Settings whose default depends on other settings, each after those it depends on."""
+_TOTALS = ("total_timesteps", "total_updates")
+_DEFAULT_TOTAL = 100_000
+_HALF = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,13 +145,27 @@ class TrainConfig(Generic[AlgoConfig]):
 
     algo: str = _DefaultName("ppo")
     """Name of the algorithm, for example ppo, dqn or sac."""
-    env_id: str = "CartPole-v1"
-    """Gymnasium id; 'my_package:MyEnv-v0' imports my_package first, which must register it."""
+    env_id: str = _DefaultName("CartPole-v1")
+    """Gymnasium id; 'my_package:MyEnv-v0' imports my_package first, which must register it. Of a
+    run from a dataset alone, the environment to evaluate on: unset, the one that the dataset names;
+    empty, none."""
     seed: int = 1
     """Seed from which all random numbers of the run are derived."""
-    total_timesteps: int = 100_000
+    total_timesteps: int = _DefaultNumber()
     """Total environment steps, summed over all environments; rounded up to whole rollouts, or
-    off-policy to a multiple of num_envs."""
+    off-policy to a multiple of num_envs; by default 100,000, and 0 with total_updates."""
+    total_updates: int = _DefaultNumber()
+    """Total gradient updates of a run that learns from a dataset alone; it counts updates where
+    others count environment steps, in all intervals, schedules and logs. By default 100,000 for
+    algorithms that learn so, else 0."""
+    dataset: str | None = None
+    """Recorded episodes to learn from: a Minari id ('namespace/name-v0') or the folder of a
+    dataset. With total_timesteps, a part of every batch comes from it."""
+    dataset_transitions: int | None = None
+    """Load only so many transitions of the dataset, as whole episodes drawn at random; unset: all
+    of it."""
+    dataset_fraction: float = _HALF
+    """Part of every batch that comes from the dataset while environments are stepped, too."""
     num_envs: int = _DefaultNumber()
     """Number of parallel environments; by default 8 for algorithms that learn from rollouts and 1
     for those with a replay buffer."""
@@ -172,7 +195,8 @@ class TrainConfig(Generic[AlgoConfig]):
     atari and vectorization: native."""
 
     normalize_obs: bool = False
-    """Standardise observations with their running mean and variance, saved with the policy."""
+    """Standardise observations with their running mean and variance (of a run from a dataset alone:
+    those of the dataset), saved with the policy."""
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     clip_obs: float = 10.0
@@ -234,6 +258,9 @@ class TrainConfig(Generic[AlgoConfig]):
 
     def __post_init__(self) -> None:
         not_given = self._not_given()
+        given_dataset: Any = self.dataset
+        if isinstance(given_dataset, Path):
+            object.__setattr__(self, "dataset", str(given_dataset))
         check_types(self)
         take_old_names(self)
         find_entry(self.algo)
@@ -242,11 +269,12 @@ class TrainConfig(Generic[AlgoConfig]):
         if self.algo_kwargs == algo_config_type(self.algo)():
             given = cast("AlgoConfig", None)  # the defaults, also of a copy by dataclasses.replace
         object.__setattr__(self, "_given_algo_kwargs", given)
+        self._check_totals(not_given)
         require(1 <= self.shards <= _MAX_ENVS, "shards", f"1 to {_MAX_ENVS:,}", self.shards)
         for name in not_given:
             object.__setattr__(self, name, _DefaultNumber(self._computed(name)))
         require(self.seed >= 0, "seed", "zero or more", self.seed)
-        for name in ("total_timesteps", "num_envs", "max_recorded_steps"):
+        for name in (self.total_setting, "num_envs", "max_recorded_steps"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         most = _MAX_WORKERS if self.vectorization == "async" else _MAX_ENVS
         rule = f"at most {most:,} with vectorization: {self.vectorization}"
@@ -264,14 +292,20 @@ class TrainConfig(Generic[AlgoConfig]):
             require(self.torch_threads >= 1, "torch_threads", "at least 1", self.torch_threads)
             few = self.torch_threads <= _MAX_THREADS
             require(few, "torch_threads", f"at most {_MAX_THREADS:,}", self.torch_threads)
-        require(bool(self.env_id.strip()), "env_id", "the id of an environment", self.env_id)
+        if not self.is_offline:
+            require(bool(self.env_id.strip()), "env_id", "the id of an environment", self.env_id)
+        self._check_dataset()
         if self.vectorization == "native" and self.wrappers:
             raise ConfigError(
                 "'wrappers' cannot be put around a native vector; use vectorization: sync or async"
             )
         self._check_atari()
         check_settings(
-            self.algo, acceleration=self.acceleration, overlap=self.overlap, shards=self.shards
+            self.algo,
+            acceleration=self.acceleration,
+            overlap=self.overlap,
+            shards=self.shards,
+            dataset=self.dataset is not None,
         )
         self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
 
@@ -284,10 +318,77 @@ class TrainConfig(Generic[AlgoConfig]):
 
     def _computed(self, name: str) -> int:
         """Return the value of a setting that was not given."""
+        if name in ("total_timesteps", "total_updates"):
+            other = "total_updates" if name == "total_timesteps" else "total_timesteps"
+            counted = name == ("total_updates" if self.is_offline else "total_timesteps")
+            return _DEFAULT_TOTAL if counted and not getattr(self, other) else 0
         if name == "num_envs":
             least = int(getattr(self.algo_kwargs, "default_num_envs", 1))
             return -(-least // self.shards) * self.shards
-        return max(1, self.total_timesteps // 10)
+        return max(1, self.total // 10)
+
+    def _check_totals(self, not_given: list[str]) -> None:
+        """Refuse totals that the algorithm does not count."""
+        entry = find_entry(self.algo)
+        steps, updates = (
+            0 if name in not_given else getattr(self, name)
+            for name in ("total_timesteps", "total_updates")
+        )
+        if steps > 0 and not entry.online:
+            raise ConfigError(
+                f"{self.algo} learns from a dataset alone and counts updates: set total_updates"
+                " instead of total_timesteps"
+            )
+        if updates > 0 and not entry.offline:
+            raise ConfigError(
+                f"'total_updates' is for algorithms that learn from a dataset alone; {self.algo}"
+                f" counts environment steps: set total_timesteps, or {others_offline()}"
+            )
+        if steps > 0 and updates > 0:
+            raise ConfigError(
+                "set total_updates, to learn from the dataset alone, or total_timesteps, to step"
+                f" environments, too; got {updates} and {steps}"
+            )
+        require(updates >= 0, "total_updates", "zero or more", updates)
+        require(steps >= 0, "total_timesteps", "at least 1", steps)
+        offline = entry.offline and not steps
+        object.__setattr__(self, "_learns_offline", offline)
+
+    def _check_dataset(self) -> None:
+        if self.dataset is not None:
+            require(bool(self.dataset.strip()), "dataset", "a Minari id or a folder", self.dataset)
+        if (most := self.dataset_transitions) is not None:
+            require(most >= 1, "dataset_transitions", "at least 1", most)
+            require(
+                self.dataset is not None, "dataset_transitions", "unset without a dataset", most
+            )
+        part = self.dataset_fraction
+        require(0 < part < 1, "dataset_fraction", "above 0 and below 1", part)
+        if part != _HALF and (self.dataset is None or self.is_offline):
+            raise ConfigError(
+                "'dataset_fraction' has no effect here: it divides batches between a dataset and a"
+                " replay, in runs with dataset and total_timesteps"
+            )
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learns from a dataset alone, and counts updates."""
+        return bool(vars(self)["_learns_offline"])
+
+    @property
+    def total_setting(self) -> str:
+        """The setting that ends the run."""
+        return "total_updates" if self.is_offline else "total_timesteps"
+
+    @property
+    def total(self) -> int:
+        """Environment steps of the run, or updates of a run from a dataset alone."""
+        return int(getattr(self, self.total_setting))
+
+    @property
+    def unit(self) -> str:
+        """What the run counts: "steps" of environments, or "updates"."""
+        return "updates" if self.is_offline else "steps"
 
     def _check_atari(self) -> None:
         if self.preprocessing == "none" and self.atari != AtariConfig():
@@ -320,7 +421,7 @@ class TrainConfig(Generic[AlgoConfig]):
         return self.is_given("algo")
 
     def is_given(self, name: str) -> bool:
-        """Whether one of ``algo``, ``num_envs`` and ``eval_interval`` was set, not computed."""
+        """Whether a setting with a default that depends on others was set by the user."""
         return not isinstance(getattr(self, name), _DefaultName | _DefaultNumber)
 
     def for_algo(self, algo: str) -> TrainConfig[Any]:
@@ -347,11 +448,15 @@ class TrainConfig(Generic[AlgoConfig]):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as stored in YAML, JSON and checkpoints."""
         plain = cast("dict[str, Any]", to_plain(self))
-        return {**plain, "algo": str(self.algo), **{name: int(plain[name]) for name in _COMPUTED}}
+        named = {"algo": str(self.algo), "env_id": str(self.env_id)}
+        settings = {**plain, **named, **{name: int(plain[name]) for name in _COMPUTED}}
+        if self.is_offline and not self.is_given("env_id"):  # it is that of the dataset
+            del settings["env_id"]
+        return settings
 
     def _given(self) -> dict[str, Any]:
         """Return plain values without those that were computed from others."""
-        computed = [n for n in _COMPUTED if isinstance(getattr(self, n), _DefaultNumber)]
+        computed = [name for name in (*_COMPUTED, "env_id") if not self.is_given(name)]
         return {key: value for key, value in self.to_dict().items() if key not in computed}
 
     def to_yaml(self) -> str:
@@ -410,6 +515,9 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
         merged["atari"] = over.get("atari", {})
     elif isinstance(base.get("atari"), Mapping) and isinstance(over.get("atari"), Mapping):
         merged["atari"] = {**base["atari"], **over["atari"]}
+    for total, other in (_TOTALS, _TOTALS[::-1]):  # a run has one end
+        if over.get(total) and other not in over:
+            merged.pop(other, None)
     same_algo = over.get("algo", base.get("algo")) == base.get("algo")
     knobs, new_knobs = base.get("algo_kwargs"), over.get("algo_kwargs")
     if isinstance(knobs, Mapping) and same_algo:

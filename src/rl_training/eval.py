@@ -113,7 +113,8 @@ def spec_in_words(spec: ObsSpec | ActionSpec) -> str:
         parts = {name: _array_in_words(leaf) for name, leaf in spec.leaves.items()}
         return parts.get("") or ", ".join(f"{name!r}: {part}" for name, part in parts.items())
     if spec.nvec:
-        return f"{spec.described}({', '.join(map(str, spec.nvec))})"
+        start = f", start {', '.join(map(str, spec.start))}" if any(spec.start) else ""
+        return f"{spec.described}({', '.join(map(str, spec.nvec))}{start})"
     bounds = f", low {list(spec.low)}, high {list(spec.high)}" if spec.low else ""
     return f"{spec.described} of shape {spec.shape}{bounds}"
 

@@ -60,6 +60,12 @@ class Entry(NamedTuple):
     """What can run it: "local", one process and one shard; "torchrun", any number of shards in one
     process or in several. Of an entry with "torchrun", `AlgorithmSpec.build` takes a `Communicator`
     and `AlgorithmSpec.actor` a shard."""
+    online: bool = True
+    """Whether it can learn from environments that it steps."""
+    offline: bool = False
+    """Whether it can learn from a dataset alone."""
+    prior_data: bool = False
+    """Whether a part of every batch may come from a dataset while it steps environments."""
     class_name: str = ""
     """Name of its managed class; unset: the algorithm's name in capital letters."""
     title: str = ""
@@ -187,6 +193,7 @@ ALGORITHMS = Registry(
             observations=_ANY_OBSERVATION,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            prior_data=True,
             title="Soft actor-critic",
         ),
         "td3": Entry(
@@ -196,7 +203,70 @@ ALGORITHMS = Registry(
             observations=_ANY_OBSERVATION,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            prior_data=True,
             title="Twin delayed DDPG",
+        ),
+        "bc": Entry(
+            "rl_training.algorithms.bc:BCConfig",
+            "rl_training.runtime.bc_trainer:SPEC",
+            actions=(_DISCRETE, _BOUNDED_BOX),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            online=False,
+            offline=True,
+            title="Behavioural cloning",
+        ),
+        "td3_bc": Entry(
+            "rl_training.algorithms.td3_bc:TD3BCConfig",
+            "rl_training.runtime.td3_bc_trainer:SPEC",
+            actions=(_BOUNDED_BOX,),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            online=False,
+            offline=True,
+            class_name="TD3BC",
+            title="TD3 with behavioural cloning",
+        ),
+        "iql": Entry(
+            "rl_training.algorithms.iql:IQLConfig",
+            "rl_training.runtime.iql_trainer:SPEC",
+            actions=(_DISCRETE, _BOUNDED_BOX),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            offline=True,
+            prior_data=True,
+            title="Implicit Q-learning",
+        ),
+        "cql": Entry(
+            "rl_training.algorithms.cql:CQLConfig",
+            "rl_training.runtime.cql_trainer:SPEC",
+            actions=(_DISCRETE, _BOUNDED_BOX),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            online=False,
+            offline=True,
+            title="Conservative Q-learning",
+        ),
+        "rebrac": Entry(
+            "rl_training.algorithms.rebrac:ReBRACConfig",
+            "rl_training.runtime.rebrac_trainer:SPEC",
+            actions=(_BOUNDED_BOX,),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            online=False,
+            offline=True,
+            class_name="ReBRAC",
+            title="Behaviour-regularised TD3",
+        ),
+        "awac": Entry(
+            "rl_training.algorithms.awac:AWACConfig",
+            "rl_training.runtime.awac_trainer:SPEC",
+            actions=(_BOUNDED_BOX,),
+            observations=_ANY_OBSERVATION,
+            accelerations=_ANY_ACCELERATION,
+            offline=True,
+            prior_data=True,
+            title="Advantage-weighted actor-critic",
         ),
     }
 )
@@ -245,21 +315,28 @@ def config_type(name: str) -> type[Any]:
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def check_settings(name: str, *, acceleration: str, overlap: bool, shards: int = 1) -> None:
+def check_settings(
+    name: str, *, acceleration: str, overlap: bool, shards: int = 1, dataset: bool = False
+) -> None:
     """Refuse settings of a run that an algorithm does not support."""
     entry = find_entry(name)
+    if dataset and not (entry.offline or entry.prior_data):
+        found = _names(lambda one: one.offline or one.prior_data)
+        raise ConfigError(f"{name} does not learn from a dataset; use {found}")
+    if dataset and shards > 1:
+        raise ConfigError(f"'shards' must be 1 with a dataset; got {shards}")
     if shards > 1 and TORCHRUN not in entry.engines:
         others = others_with_engine(TORCHRUN)
         raise ConfigError(f"'shards' must be 1 for {name}; got {shards}{others}")
     if acceleration not in entry.accelerations:
         raise ConfigError(
             f"'acceleration' must be {' or '.join(entry.accelerations)} for {name}; got"
-            f" {acceleration!r}{_others(lambda one: acceleration in one.accelerations)}"
+            f" {acceleration!r}{_others(entry, lambda one: acceleration in one.accelerations)}"
         )
     if overlap and entry.memory:
         raise ConfigError(
             f"'overlap' does not work with {name}, whose policy is recurrent"
-            f"{_others(lambda one: IMAGE in one.observations and not one.memory)}"
+            f"{_others(entry, lambda one: IMAGE in one.observations and not one.memory)}"
         )
 
 
@@ -273,7 +350,8 @@ def check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
 
     if not fits(entry):
         raise ConfigError(
-            f"{name} takes {' and '.join(entry.actions)} actions, not {action} ones{_others(fits)}"
+            f"{name} takes {' and '.join(entry.actions)} actions, not {action} ones"
+            f"{_others(entry, fits)}"
         )
     kinds = _kinds(obs_spec)
 
@@ -282,18 +360,24 @@ def check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
         return fits(other) and masks and set(kinds) <= set(other.observations)
 
     if obs_spec.has_mask and not entry.masks:  # before Dict: the mask may have made it one
-        raise ConfigError(f"{name} does not support action masks{_others(fits_all)}")
+        raise ConfigError(f"{name} does not support action masks{_others(entry, fits_all)}")
     if missing := [kind for kind in kinds if kind not in entry.observations]:
         found = "Tuple" if missing[0] == DICT and _is_tuple(obs_spec) else missing[0]
         raise ConfigError(
             f"{name} takes {' and '.join(entry.observations)} observations, not {found} ones"
-            f"{_others(fits_all)}"
+            f"{_others(entry, fits_all)}"
         )
+
+
+def others_offline() -> str:
+    """Return which algorithms learn from a dataset alone, as the end of a sentence."""
+    return f"use {_names(lambda one: one.offline)}"
 
 
 def others_with_engine(engine: str) -> str:
     """Return the end of a refusal: which algorithms have an engine."""
-    return _others(lambda one: engine in one.engines)
+    found = _names(lambda one: engine in one.engines)
+    return f"; use {found}" if found else ""
 
 
 def _kinds(obs_spec: ObsSpec) -> list[str]:
@@ -309,11 +393,17 @@ def _is_tuple(obs_spec: ObsSpec) -> bool:
     return all(isinstance(obs_spec.path(name)[0], int) for name in obs_spec.leaves)
 
 
-def _others(can: Callable[[Entry], bool]) -> str:
-    """The end of a refusal: which algorithms would work."""
+def _others(entry: Entry, can: Callable[[Entry], bool]) -> str:
+    """The end of a refusal: which algorithms would work that learn from data of the same kind."""
+    found = _names(lambda one: one.offline == entry.offline and can(one))
+    return f"; use {found}" if found else ""
+
+
+def _names(can: Callable[[Entry], bool]) -> str:
+    """The algorithms that have a property, as text."""
     names = []
     for name in ALGORITHMS.names():
         with contextlib.suppress(ConfigError):  # an installed package that cannot be imported
             if can(ALGORITHMS[name]):
                 names.append(name)
-    return f"; use {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}" if names else ""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""

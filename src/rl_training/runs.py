@@ -29,7 +29,8 @@ _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "box2d", "ale-py")
 
 def make_run_dir(config: TrainConfig[Any]) -> Path:
     """Create a new folder ``ALGO__ENV__seedN__UTC-STAMP`` in ``config.output_dir``."""
-    env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_id).strip("-.") or "env"
+    name = config.env_id or config.dataset or "env"
+    env = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "env"
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
     base = f"{config.algo}__{env[:80]}__seed{config.seed}__{stamp}"
     for attempt in range(1000):

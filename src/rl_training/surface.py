@@ -8,31 +8,49 @@ from __future__ import annotations
 from rl_training.api.algorithms import ManagedAlgorithm
 from rl_training.api.recurrent import RecurrentAlgorithm
 from rl_training.runtime.a2c_trainer import train_a2c
+from rl_training.runtime.awac_trainer import train_awac
+from rl_training.runtime.bc_trainer import train_bc
+from rl_training.runtime.cql_trainer import train_cql
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.drqn_trainer import train_drqn
+from rl_training.runtime.iql_trainer import train_iql
 from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.rebrac_trainer import train_rebrac
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.sac_trainer import train_sac
+from rl_training.runtime.td3_bc_trainer import train_td3_bc
 from rl_training.runtime.td3_trainer import train_td3
 
 __all__ = [
     "A2C",
+    "AWAC",
+    "BC",
+    "CQL",
     "DQN",
     "DRQN",
+    "IQL",
     "PPG",
     "PPO",
     "SAC",
     "TD3",
+    "TD3BC",
+    "ReBRAC",
     "RecurrentPPO",
     "train_a2c",
+    "train_awac",
+    "train_bc",
+    "train_cql",
     "train_dqn",
     "train_drqn",
+    "train_iql",
     "train_ppg",
     "train_ppo",
+    "train_rebrac",
     "train_recurrent_ppo",
     "train_sac",
     "train_td3",
+    "train_td3_bc",
 ]
 
 
@@ -40,6 +58,24 @@ class A2C(ManagedAlgorithm):
     """Advantage actor-critic: ``A2C(TrainConfig(algo="a2c", ...)).learn()``."""
 
     algo = "a2c"
+
+
+class AWAC(ManagedAlgorithm):
+    """Advantage-weighted actor-critic: ``AWAC(TrainConfig(algo="awac", ...)).learn()``."""
+
+    algo = "awac"
+
+
+class BC(ManagedAlgorithm):
+    """Behavioural cloning: ``BC(TrainConfig(algo="bc", ...)).learn()``."""
+
+    algo = "bc"
+
+
+class CQL(ManagedAlgorithm):
+    """Conservative Q-learning: ``CQL(TrainConfig(algo="cql", ...)).learn()``."""
+
+    algo = "cql"
 
 
 class DQN(ManagedAlgorithm):
@@ -54,6 +90,12 @@ class DRQN(RecurrentAlgorithm):
     algo = "drqn"
 
 
+class IQL(ManagedAlgorithm):
+    """Implicit Q-learning: ``IQL(TrainConfig(algo="iql", ...)).learn()``."""
+
+    algo = "iql"
+
+
 class PPG(ManagedAlgorithm):
     """Phasic policy gradient: ``PPG(TrainConfig(algo="ppg", ...)).learn()``."""
 
@@ -64,6 +106,12 @@ class PPO(ManagedAlgorithm):
     """Proximal policy optimisation: ``PPO(TrainConfig(algo="ppo", ...)).learn()``."""
 
     algo = "ppo"
+
+
+class ReBRAC(ManagedAlgorithm):
+    """Behaviour-regularised TD3: ``ReBRAC(TrainConfig(algo="rebrac", ...)).learn()``."""
+
+    algo = "rebrac"
 
 
 class RecurrentPPO(RecurrentAlgorithm):
@@ -82,3 +130,9 @@ class TD3(ManagedAlgorithm):
     """Twin delayed DDPG: ``TD3(TrainConfig(algo="td3", ...)).learn()``."""
 
     algo = "td3"
+
+
+class TD3BC(ManagedAlgorithm):
+    """TD3 with behavioural cloning: ``TD3BC(TrainConfig(algo="td3_bc", ...)).learn()``."""
+
+    algo = "td3_bc"

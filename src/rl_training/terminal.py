@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -43,6 +44,20 @@ def say(line: str) -> None:
         _discard(sys.stderr)
     except (OSError, ValueError):  # a full disk, a closed file
         return
+
+
+@contextlib.contextmanager
+def progress_bar(text: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal while the block runs; yield what moves it by a number of items."""
+    if not (shown and sys.stderr is not None and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(one_line(text), total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 def show(text: str) -> None:

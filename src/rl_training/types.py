@@ -38,6 +38,16 @@ class RunSettings(Protocol):
         """Whether rewards are scaled by running statistics."""
         ...
 
+    @property
+    def dataset(self) -> str | None:
+        """The dataset that is learnt from, if any."""
+        ...
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learns from the dataset alone."""
+        ...
+
 
 def envs_of_shard(run: RunSettings) -> tuple[int, str]:
     """Return how many environments a shard has, and how that is computed, for messages."""
@@ -220,6 +230,26 @@ class ArraySpec:
         hot = np.zeros((*batch, *self.shape), self.dtype)
         np.put_along_axis(hot, values + offset, 1, axis=-1)
         return hot
+
+    def returned(self, stored: Any) -> Array:
+        """Return a batch of stored arrays in the shape that the environment returned.
+
+        It is the inverse of :meth:`arranged`. One-hot vectors become integers; the dtype of other
+        arrays stays that of storage.
+        """
+        array: Array = np.asarray(stored)
+        batch = array.shape[: array.ndim - len(self.shape)]
+        if self.nvec:
+            ends = np.cumsum(self.nvec)[:-1]
+            hot = [part.argmax(-1) for part in np.split(array, ends, axis=-1)]
+            values = np.stack(hot, axis=-1) + np.asarray(self.start, np.int64)
+            return values.reshape(*batch, *self.given)
+        if not self.given:
+            return array
+        if self.given[-3:-1] == self.shape[1:]:
+            array = array.reshape(*batch, *self.given[:-3], self.given[-1], *self.shape[1:])
+            return np.moveaxis(array, -3, -1)
+        return array.reshape(*batch, *self.given)
 
     def to_plain(self) -> list[Any]:
         """Return plain values, for a checkpoint."""
@@ -412,6 +442,23 @@ class ActionSpec:
         if self._offset is not None:
             action = action + self._offset
         return action.astype(self.dtype, copy=False)
+
+    def from_env(self, action: Any) -> Array:
+        """Return a batch of the environment's actions in the policy's format.
+
+        It is the inverse of :meth:`to_env`. Discrete choices are counted from zero. Components of a
+        Box with finite bounds are mapped to [-1, 1] and clipped to it; others stay as they are.
+        """
+        given: Array = np.asarray(action)
+        if self.kind == "box":
+            low, high, center, half = self._affine
+            bounded = np.isfinite(low) & np.isfinite(high)
+            scaled = (given - center) / np.where(half > 0, half, 1.0)
+            scaled = np.where(bounded, np.clip(scaled, -1.0, 1.0), scaled)
+            policy: Array = scaled.astype(np.float32)
+            return policy
+        counted = given.astype(np.int64)
+        return counted if self._offset is None else counted - self._offset.astype(np.int64)
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values, for a checkpoint."""

@@ -39,10 +39,11 @@ class GradientStep:
     the whole batch, adds those of all shards in their order (`Communicator.gather`), clips the sum
     to ``max_grad_norm`` and applies the optimizer. Metrics, the loss's tensors of one number, are
     added in the same way. Under ``cudagraph``, gradients are one graph and the rest is another if
-    there is communication between them. Weight decay does not apply to ``no_decay``. ``module`` is
-    in train mode during the call and in eval mode after it; other modules that the loss uses keep
-    their mode. The call returns the metrics, detached and still on the device; of tensors with more
-    than one number, it returns a tuple of one per local shard.
+    there is communication between them. The learning rate is ``learning_rate`` times
+    ``rate_scale``, also where a schedule sets it. Weight decay does not apply to ``no_decay``.
+    ``module`` is in train mode during the call and in eval mode after it; other modules that the
+    loss uses keep their mode. The call returns the metrics, detached and still on the device; of
+    tensors with more than one number, it returns a tuple of one per local shard.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class GradientStep:
         loss: LossFn,
         *,
         learning_rate: float,
+        rate_scale: float = 1.0,
         max_grad_norm: float | None = None,
         optimizer: Optimizer = Optimizer(),  # noqa: B008 - frozen
         acceleration: Acceleration = "eager",
@@ -68,6 +70,9 @@ class GradientStep:
         self.moments = optimizer.init_state(self.flat)
         """The optimizer's state: its step count and its averages over gradients."""
         device = self.flat.device
+        self.rate_scale = rate_scale
+        """Factor of a scheduled learning rate."""
+        learning_rate *= rate_scale
         self._learning_rate = learning_rate
         self._rate_tensor: Tensor | None = None
         if runs_compiled(device, acceleration):

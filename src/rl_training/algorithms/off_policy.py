@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from rl_training.algorithms.acceleration import Acceleration, graphed_update
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.metrics import MetricSums
-from rl_training.algorithms.network_config import NetworkConfig
+from rl_training.algorithms.network_config import ActorCriticConfig, NetworkConfig
 from rl_training.algorithms.schedules import set_learning_rates
 from rl_training.communicator import (
     ALONE,
@@ -31,26 +31,13 @@ from rl_training.types import Progress, RunSettings, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(NetworkConfig):
-    """Settings of every algorithm that learns from a replay."""
+class ReplayConfig(NetworkConfig):
+    """Settings of every algorithm that learns from batches of a replay or a dataset."""
 
     default_num_envs: ClassVar[int] = 1
 
-    buffer_size: int = 1_000_000
-    """Capacity of the replay buffer in transitions, over all environments."""
-    learning_starts: int = 1000
-    """Steps of random actions before the first update."""
     batch_size: int = 256
     """Transitions per update."""
-    train_freq: int = 1
-    """Run updates each time this many transitions have been collected."""
-    gradient_steps: float = 1.0
-    """Updates per train_freq transitions; a fraction accumulates until it makes a whole update;
-    -1: one update per transition."""
-    gamma: float = 0.99
-    """Discount factor."""
-    n_step: int = 1
-    """Number of rewards summed before bootstrapping."""
     hidden_sizes: tuple[int, ...] | None = (256, 256)
     """Widths of the hidden layers of every network, after vectors and images alike; null in YAML:
     256 256 after vectors, none after images."""
@@ -61,13 +48,7 @@ class OffPolicyConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("buffer_size", "train_freq", "n_step"):
-            self._require(getattr(self, name) >= 1, name, "at least 1")
         self._check_batch()
-        self._require(self.learning_starts >= 0, "learning_starts", "zero or more")
-        self._require(0 <= self.gamma <= 1, "gamma", "between 0 and 1")
-        steps = self.gradient_steps
-        self._require(steps == -1 or 0 < steps < math.inf, "gradient_steps", "above 0, or -1")
 
     samples_setting: ClassVar[str] = "batch_size"
     """The setting that `samples_per_update` is."""
@@ -80,14 +61,19 @@ class OffPolicyConfig(NetworkConfig):
         """How many transitions, or sequences of them, an update draws from the replay."""
         return int(getattr(self, self.samples_setting))
 
+    @property
+    def rows_per_update(self) -> int:
+        """How many rows the largest network evaluates in an update, for the number of threads."""
+        return self.samples_per_update
+
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the rest of a config, and the reverse."""
-        self._require(
-            self.buffer_size >= run.num_envs, "buffer_size", f"at least num_envs = {run.num_envs}"
-        )
-        for name in ("buffer_size", self.samples_setting):
-            divided = getattr(self, name) % run.shards == 0
-            self._require(divided, name, f"divisible by shards = {run.shards}")
+        self._require_divisible(self.samples_setting, run.shards)
+        if run.normalize_reward and run.is_offline:
+            raise ConfigError(
+                "'normalize_reward' must be false for a run from a dataset: scale rewards when you"
+                " make the dataset"
+            )
         if run.normalize_reward:
             raise ConfigError(
                 "'normalize_reward' must be false for algorithms with a replay: stored rewards stay"
@@ -96,9 +82,99 @@ class OffPolicyConfig(NetworkConfig):
                 " multiply rewards by a constant in a wrapper (gymnasium's TransformReward)"
             )
 
+    def _require_divisible(self, name: str, shards: int) -> None:
+        self._require(getattr(self, name) % shards == 0, name, f"divisible by shards = {shards}")
+
     def prioritization(self) -> Prioritization | None:
         """Return how the replay is prioritised; None: every transition is equally likely."""
         return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueConfig(ReplayConfig):
+    """Settings of algorithms that learn values from a replay or a dataset."""
+
+    gamma: float = 0.99
+    """Discount factor."""
+    n_step: int = 1
+    """Number of rewards summed before bootstrapping."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.n_step >= 1, "n_step", "at least 1")
+        self._require(0 <= self.gamma <= 1, "gamma", "between 0 and 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(ValueConfig):
+    """Settings of algorithms that fill a replay from environments while they learn."""
+
+    buffer_size: int = 1_000_000
+    """Capacity of the replay buffer in transitions, over all environments."""
+    learning_starts: int = 1000
+    """Steps of random actions before the first update."""
+    train_freq: int = 1
+    """Run updates each time this many transitions have been collected."""
+    gradient_steps: float = 1.0
+    """Updates per train_freq transitions; a fraction accumulates until it makes a whole update;
+    -1: one update per transition."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("buffer_size", "train_freq"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._require(self.learning_starts >= 0, "learning_starts", "zero or more")
+        steps = self.gradient_steps
+        self._require(steps == -1 or 0 < steps < math.inf, "gradient_steps", "above 0, or -1")
+
+    def check_run(self, run: RunSettings) -> None:
+        """Refuse settings that do not fit the rest of a config, and the reverse."""
+        self._require(
+            self.buffer_size >= run.num_envs, "buffer_size", f"at least num_envs = {run.num_envs}"
+        )
+        self._require_divisible("buffer_size", run.shards)
+        if run.is_offline:
+            self._refuse_settings_of_collection()
+        if run.dataset is not None and not run.is_offline:
+            self._require(self.samples_per_update >= 2, self.samples_setting, "2 or more")
+        super().check_run(run)
+
+    def _refuse_settings_of_collection(self) -> None:
+        usual = type(self)()
+        for name in ("buffer_size", "learning_starts", "train_freq", "gradient_steps"):
+            if getattr(self, name) != getattr(usual, name):
+                raise ConfigError(
+                    f"'algo_kwargs.{name}' has no effect on a run from a dataset alone"
+                    " (total_updates): no environment is stepped"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticsConfig(ValueConfig, ActorCriticConfig):
+    """Settings of algorithms with a policy and an ensemble of critics."""
+
+    tau: float = 0.005
+    """Interpolation factor of target network updates; 1: copy."""
+    num_critics: int = 2
+    """Number of critics; targets use their minimum."""
+    critic_layer_norm: bool = False
+    """Layer normalisation after every hidden layer of the critics (arXiv:2302.02948)."""
+    actor_learning_rate: float | None = None
+    """Step size of the policy's optimizer; unset: learning_rate. It has the same schedule."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
+        self._require(self.num_critics >= 1, "num_critics", "at least 1")
+        rate = self.actor_learning_rate
+        if rate is not None:
+            self._require(0 < rate < math.inf, "actor_learning_rate", "above 0 and finite")
+
+    @property
+    def actor_rate_scale(self) -> float:
+        """The policy's learning rate over that of the critics."""
+        rate = self.actor_learning_rate
+        return 1.0 if rate is None else rate / self.learning_rate
 
 
 def ensemble_td_loss(q_values: Tensor, targets: Tensor) -> Tensor:
@@ -119,13 +195,15 @@ class ReplayLearner(ABC):
 
     noise_shape: tuple[int, ...] | None = None
     """Shape of the normal noise one update takes; None: it takes none."""
+    needs_next_actions: bool = False
+    """Whether batches must contain the actions that were recorded after their transitions."""
     gradient_steps: tuple[GradientStep, ...] = ()
     """Every gradient step of an update; subclasses set it when they are built."""
 
     def __init__(
         self,
         module: nn.Module,
-        config: OffPolicyConfig,
+        config: ReplayConfig,
         *,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         acceleration: Acceleration = "eager",

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
-from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner
+from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ValueConfig
 from rl_training.algorithms.schedules import Schedule
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.types import Progress, StopRequest, never
@@ -97,7 +97,7 @@ class QLearner(ReplayLearner):
     def __init__(
         self,
         model: Any,
-        config: QLearningConfig,
+        config: ValueConfig,
         *,
         acceleration: Acceleration = "eager",
         **shards: Any,
@@ -108,7 +108,7 @@ class QLearner(ReplayLearner):
             model,
             self.loss,
             learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
+            max_grad_norm=config.max_grad_norm if isinstance(config, QLearningConfig) else None,
             optimizer=config.optimizer_spec(),
             acceleration=acceleration,
             communicator=self.communicator,

@@ -12,18 +12,20 @@ from torch import Tensor, nn
 
 from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
-from rl_training.algorithms.gradient_step import GradientStep, Target
-from rl_training.algorithms.network_config import ActorCriticConfig
-from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ensemble_td_loss
+from rl_training.algorithms.gradient_step import GradientStep, Target, trainable
+from rl_training.algorithms.off_policy import (
+    CriticsConfig,
+    OffPolicyConfig,
+    ReplayLearner,
+    ensemble_td_loss,
+)
 from rl_training.models.mlp_continuous import ActorCritics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SACConfig(OffPolicyConfig, ActorCriticConfig):
-    """SAC's settings."""
+class SACSettings(CriticsConfig):
+    """Settings of SAC's update, wherever its batches come from."""
 
-    tau: float = 0.005
-    """Interpolation factor of target network updates; 1: copy."""
     target_update_interval_updates: int = 1
     """Updates between target network updates."""
     target_update_interval: int | None = None
@@ -32,8 +34,6 @@ class SACConfig(OffPolicyConfig, ActorCriticConfig):
         "target_update_interval": OldName("target_update_interval_updates")
     }
     """Settings that have a new name."""
-    num_critics: int = 2
-    """Number of critics; targets use their minimum."""
     ent_coef: float | None = None
     """Weight of the entropy; unset: learnt, so that the entropy meets target_entropy."""
     ent_coef_init: float = 1.0
@@ -43,14 +43,18 @@ class SACConfig(OffPolicyConfig, ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
-        for name in ("target_update_interval_updates", "num_critics"):
-            self._require(getattr(self, name) >= 1, name, "at least 1")
+        interval = "target_update_interval_updates"
+        self._require(self.target_update_interval_updates >= 1, interval, "at least 1")
         self._require(0 < self.ent_coef_init < math.inf, "ent_coef_init", "above 0 and finite")
         if self.ent_coef is not None:
             self._require(0 <= self.ent_coef < math.inf, "ent_coef", "zero or more, and finite")
         if self.target_entropy is not None:
             self._require(math.isfinite(self.target_entropy), "target_entropy", "finite")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SACConfig(SACSettings, OffPolicyConfig):
+    """SAC's settings."""
 
 
 def sac_targets(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def sac_temperature_loss(logprobs: Tensor, log_ent_coef: Tensor, target_entropy:
 class Temperature(nn.Module):
     """The weight of the entropy: learnt as its logarithm, or fixed."""
 
-    def __init__(self, config: SACConfig) -> None:
+    def __init__(self, config: SACSettings) -> None:
         super().__init__()
         value = config.ent_coef_init if config.ent_coef is None else config.ent_coef
         logarithm = torch.tensor(math.log(value) if value > 0 else -math.inf)
@@ -90,7 +94,7 @@ class Temperature(nn.Module):
 class SACModel(nn.Module):
     """Policy, critics and temperature."""
 
-    def __init__(self, networks: ActorCritics, config: SACConfig) -> None:
+    def __init__(self, networks: ActorCritics, config: SACSettings) -> None:
         super().__init__()
         self.actor, self.critics = networks.actor, networks.critics
         self.temperature = Temperature(config)
@@ -99,12 +103,12 @@ class SACModel(nn.Module):
 class SAC(ReplayLearner):
     """One update: the critics, then the policy against the moved critics, then the targets."""
 
-    config: SACConfig
+    config: SACSettings
 
     def __init__(
         self,
         model: SACModel,
-        config: SACConfig,
+        config: SACSettings,
         *,
         acceleration: Acceleration = "eager",
         **shards: Any,
@@ -117,48 +121,49 @@ class SAC(ReplayLearner):
             -float(math.prod(shape)) if config.target_entropy is None else config.target_entropy
         )
         self.target = Target(model.critics)
-        self.critic_step = GradientStep(
-            model.critics,
-            self.critic_loss,
-            learning_rate=config.learning_rate,
-            optimizer=config.optimizer_spec(),
-            acceleration=acceleration,
-            communicator=self.communicator,
-        )
+        self._critic_numbers = sum(p.numel() for p in trainable(model.critics))
+        shared: dict[str, Any] = {
+            "learning_rate": config.learning_rate,
+            "optimizer": config.optimizer_spec(),
+            "acceleration": acceleration,
+            "communicator": self.communicator,
+        }
+        self.critic_step = self.make_critic_step(shared)
         self.actor_step = GradientStep(
             nn.ModuleList([model.actor, model.temperature]),
             self.actor_loss,
-            learning_rate=config.learning_rate,
-            optimizer=config.optimizer_spec(),
-            acceleration=acceleration,
-            communicator=self.communicator,
+            rate_scale=config.actor_rate_scale,
             no_decay=model.temperature.parameters(),
+            **shared,
         )
         self.gradient_steps = (self.critic_step, self.actor_step)
+
+    def make_critic_step(self, settings: Mapping[str, Any]) -> GradientStep:
+        """Return the gradient step of the critics."""
+        return GradientStep(self.model.critics, self.critic_loss, **settings)
 
     def update(self, *batches: Mapping[str, Any], delayed: bool = True) -> dict[str, Any]:
         """Take one step of every network; the delayed part moves the target critics."""
         critic = self.critic_step(*batches)
         actor = self.actor_step(*batches)
         if delayed:
-            self.target.follow(self.critic_step.flat, self.config.tau)
-        return {
-            "critic_loss": critic["loss"],
-            "q_mean": critic["q_mean"],
-            "actor_loss": actor["actor_loss"],
-            "entropy": actor["entropy"],
-            "ent_coef": actor["ent_coef"],
-        }
+            self.target.follow(self.critic_step.flat[: self._critic_numbers], self.config.tau)
+        del actor["loss"]  # with that of the temperature; "actor_loss" is without it
+        return {"critic_loss": critic.pop("loss"), **critic, **actor}
 
     def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ensemble_td_loss` of the critics to `sac_targets`."""
         with torch.no_grad():
-            actions, logprobs = self._sample(batch["next_obs"], batch["noise"][0])
-            next_q = self.target.module(batch["next_obs"], actions)
-            followed = {**batch, "next_q": next_q, "next_logprobs": logprobs}
-            targets = sac_targets(followed, ent_coef=self._ent_coef())
+            targets = self.soft_targets(batch)
         q_values = self.model.critics(batch["obs"], batch["actions"])
         return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
+
+    def soft_targets(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return `sac_targets` at actions sampled from the policy."""
+        actions, logprobs = self._sample(batch["next_obs"], batch["noise"][0])
+        next_q = self.target.module(batch["next_obs"], actions)
+        followed = {**batch, "next_q": next_q, "next_logprobs": logprobs}
+        return sac_targets(followed, ent_coef=self._ent_coef())
 
     def actor_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `sac_actor_loss`, plus `sac_temperature_loss` where the temperature is learnt.

@@ -102,4 +102,4 @@ def set_learning_rates(
     if config.rate_changes:
         rate = config.rate_at(progress)
         for step in steps:
-            step.learning_rate = rate
+            step.learning_rate = rate * step.rate_scale

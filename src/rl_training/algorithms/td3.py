@@ -12,23 +12,21 @@ from torch import Tensor
 
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
-from rl_training.algorithms.network_config import ActorCriticConfig
-from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ensemble_td_loss
+from rl_training.algorithms.off_policy import (
+    CriticsConfig,
+    OffPolicyConfig,
+    ReplayLearner,
+    ensemble_td_loss,
+)
 from rl_training.models.mlp_continuous import ActorCritics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Config(OffPolicyConfig, ActorCriticConfig):
-    """TD3's settings; noise is in units of half the action range."""
+class TD3Settings(CriticsConfig):
+    """Settings of TD3's update; noise is in units of half the action range."""
 
-    tau: float = 0.005
-    """Interpolation factor of target network updates; 1: copy."""
-    num_critics: int = 2
-    """Number of critics; targets use their minimum."""
     policy_delay: int = 2
     """Critic updates per update of the policy and of the targets."""
-    exploration_noise: float = 0.1
-    """Standard deviation of the noise on actions while collecting."""
     target_policy_noise: float = 0.2
     """Standard deviation of the noise on the target policy's actions."""
     target_noise_clip: float = 0.5
@@ -36,11 +34,22 @@ class TD3Config(OffPolicyConfig, ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
-        for name in ("num_critics", "policy_delay"):
-            self._require(getattr(self, name) >= 1, name, "at least 1")
-        for name in ("exploration_noise", "target_policy_noise", "target_noise_clip"):
+        self._require(self.policy_delay >= 1, "policy_delay", "at least 1")
+        for name in ("target_policy_noise", "target_noise_clip"):
             self._require(0 <= getattr(self, name) < math.inf, name, "zero or more, and finite")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TD3Config(TD3Settings, OffPolicyConfig):
+    """TD3's settings."""
+
+    exploration_noise: float = 0.1
+    """Standard deviation of the noise on actions while collecting, in units of half the range."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        noise = self.exploration_noise
+        self._require(0 <= noise < math.inf, "exploration_noise", "zero or more, and finite")
 
 
 def smoothed_actions(actions: Tensor, noise: Tensor, *, deviation: float, clip: float) -> Tensor:
@@ -61,12 +70,14 @@ def td3_actor_loss(q_values: Tensor) -> Tensor:
 class TD3(ReplayLearner):
     """One update: the critics; every ``policy_delay``-th time the policy and the targets too."""
 
-    config: TD3Config
+    config: TD3Settings
+    actor_metrics: tuple[str, ...] = ("actor_loss",)
+    """Metrics of the policy's loss, which are those of its last step in updates without one."""
 
     def __init__(
         self,
         model: ActorCritics,
-        config: TD3Config,
+        config: TD3Settings,
         *,
         acceleration: Acceleration = "eager",
         **shards: Any,
@@ -75,51 +86,57 @@ class TD3(ReplayLearner):
         self.model = model
         self.noise_shape = (self.samples, *model.actor.head.noise_shape)
         self.target_actor, self.target_critics = Target(model.actor), Target(model.critics)
-        self.critic_step = GradientStep(
-            model.critics,
-            self.critic_loss,
-            learning_rate=config.learning_rate,
-            optimizer=config.optimizer_spec(),
-            acceleration=acceleration,
-            communicator=self.communicator,
-        )
+        shared: dict[str, Any] = {
+            "learning_rate": config.learning_rate,
+            "optimizer": config.optimizer_spec(),
+            "acceleration": acceleration,
+            "communicator": self.communicator,
+        }
+        self.critic_step = GradientStep(model.critics, self.critic_loss, **shared)
         self.actor_step = GradientStep(
-            model.actor,
-            self.actor_loss,
-            learning_rate=config.learning_rate,
-            optimizer=config.optimizer_spec(),
-            acceleration=acceleration,
-            communicator=self.communicator,
+            model.actor, self.actor_loss, rate_scale=config.actor_rate_scale, **shared
         )
         self.gradient_steps = (self.critic_step, self.actor_step)
-        self._last_actor_loss = torch.zeros((), device=self._device)
+        self._last_actor = {
+            name: torch.zeros((), device=self._device) for name in self.actor_metrics
+        }
 
     def update(self, *batches: Mapping[str, Any], delayed: bool = True) -> dict[str, Any]:
         """Take one step of the critics; the delayed part steps the policy and moves the targets."""
         critic = self.critic_step(*batches)
         if delayed:
-            self._last_actor_loss.copy_(self.actor_step(*batches)["loss"])
+            actor = self.actor_step(*batches)
+            for name, last in self._last_actor.items():
+                last.copy_(actor["loss" if name == "actor_loss" else name])
             self.target_critics.follow(self.critic_step.flat, self.config.tau)
             self.target_actor.follow(self.actor_step.flat, self.config.tau)
         return {
             "critic_loss": critic["loss"],
             "q_mean": critic["q_mean"],
-            "actor_loss": self._last_actor_loss,
+            **self._last_actor,
         }
 
     def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ensemble_td_loss` of the critics to `td3_targets` at `smoothed_actions`."""
         with torch.no_grad():
-            actions = smoothed_actions(
-                self.target_actor.module.actions(batch["next_obs"]),
-                batch["noise"],
-                deviation=self.config.target_policy_noise,
-                clip=self.config.target_noise_clip,
-            )
-            next_q = self.target_critics.module(batch["next_obs"], actions)
-            targets = td3_targets({**batch, "next_q": next_q})
+            targets = self.targets(batch)
         q_values = self.model.critics(batch["obs"], batch["actions"])
         return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the critics' targets."""
+        actions = self.next_actions(batch)
+        next_q = self.target_critics.module(batch["next_obs"], actions)
+        return td3_targets({**batch, "next_q": next_q})
+
+    def next_actions(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return `smoothed_actions` of the target policy in the next observations."""
+        return smoothed_actions(
+            self.target_actor.module.actions(batch["next_obs"]),
+            batch["noise"],
+            deviation=self.config.target_policy_noise,
+            clip=self.config.target_noise_clip,
+        )
 
     def actor_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `td3_actor_loss` of the policy's own actions."""
@@ -142,7 +159,7 @@ class TD3(ReplayLearner):
             "target_critics": self.target_critics.module.state_dict(),
             "critic_optimizer": self.critic_step.state_dict(),
             "actor_optimizer": self.actor_step.state_dict(),
-            "last_actor_loss": self._last_actor_loss,
+            **{f"last_{name}": value for name, value in self._last_actor.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,4 +169,5 @@ class TD3(ReplayLearner):
         self.target_critics.module.load_state_dict(state["target_critics"])
         self.critic_step.load_state_dict(state["critic_optimizer"])
         self.actor_step.load_state_dict(state["actor_optimizer"])
-        self._last_actor_loss.copy_(state["last_actor_loss"])
+        for name, value in self._last_actor.items():
+            value.copy_(state[f"last_{name}"])

@@ -109,6 +109,8 @@ class ManagedAlgorithm:
     ) -> TrainResult:
         """Train for ``total_timesteps`` steps, or for those of the config.
 
+        A run from a dataset alone makes as many updates instead.
+
         Called again, or on an object that was loaded from a run folder, it continues that run for
         so many more steps, with schedules over the new total; without a number it finishes a run
         that was interrupted. With another ``env_fn``, or loaded from a file outside a run folder,
@@ -120,8 +122,9 @@ class ManagedAlgorithm:
         """
         refuse_unknown("learn", unknown)
         if total_timesteps is not None:
-            total_timesteps = coerce(total_timesteps, int, "total_timesteps")
-            require(total_timesteps >= 1, "total_timesteps", "at least 1", total_timesteps)
+            setting = self.config.total_setting
+            total_timesteps = coerce(total_timesteps, int, setting)
+            require(total_timesteps >= 1, setting, "at least 1", total_timesteps)
         if run_dir is not None:
             coerce(run_dir, Path, "run_dir")
         trainer = self._next_trainer(total_timesteps, callbacks, env_fn, run_dir)
@@ -196,7 +199,7 @@ class ManagedAlgorithm:
             warnings.warn(f"a new run starts from the weights of {checkpoint}", stacklevel=3)
             config = config.with_overrides(init_from=checkpoint)
         if steps is not None:
-            config = config.with_overrides(total_timesteps=steps)
+            config = config.with_overrides(**{config.total_setting: steps})
         if env_fn is not None and self.env_fn is None:
             config = config.with_overrides(env_kwargs={})  # they are those of the id
         trainer = ExperimentManager.setup(
@@ -214,7 +217,7 @@ class ManagedAlgorithm:
             return None
         trainer.prepare_more(as_callbacks(callbacks))
         if steps is not None:
-            extend(trainer, trainer.global_step + steps, "new")
+            extend(trainer, trainer.counted() + steps, "new")
         return trainer
 
     def _continued(
@@ -226,11 +229,16 @@ class ManagedAlgorithm:
         )
         counters = state["training"]["counters"]
         done, total = int(counters["global_step"]), int(counters["total"])
+        if self.config.is_offline:  # those of an unfinished iteration included
+            done = int(state["algorithm"]["num_updates"])
         if steps is None and (self._has_ended(checkpoint) or done >= total):
             return None
+        ends: dict[str, Any] = {}
+        if steps is not None:
+            ends[self.config.total_setting] = done + steps
         return ExperimentManager.resume(
             checkpoint,
-            total_timesteps=None if steps is None else done + steps,
+            **ends,
             callbacks=callbacks,
             env_fn=self.env_fn,
             device=self._device,
@@ -251,12 +259,12 @@ class ManagedAlgorithm:
 
     def __repr__(self) -> str:
         """Return algorithm, environment and how far it was trained."""
-        name = f"{self._name} on {self.config.env_id}"
+        name = f"{self._name} on {self.config.dataset or self.config.env_id}"
         if self._loaded_from is not None:
             return f"<{name}: loaded from {self._loaded_from}>"
         done = int(self.result.metrics["global_step"]) if self.result else 0
         where = f", in {self.run_dir}" if self.run_dir else ""
-        return f"<{name}: {done:,} steps trained{where}>"
+        return f"<{name}: {done:,} {self.config.unit} trained{where}>"
 
     @property
     def _name(self) -> str:

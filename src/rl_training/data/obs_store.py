@@ -85,6 +85,14 @@ class ObsStore:
             self._mark_start(first + int(env), obs[env])
         self._newest, self._newest_row = obs.copy(), t
 
+    def write_rows(self, t: int, obs: Array) -> None:
+        """Store observations of the only environment in the rows from ``t`` on."""
+        if self.stack == 1:
+            self.rows[t : t + len(obs), 0] = obs
+            return
+        for i in range(len(obs)):
+            self.write(t + i, obs[i : i + 1])
+
     def _mark_start(self, cell: int, obs: Array) -> None:
         older, newest = obs[: -self._channels], obs[-self._channels :]
         images = older.reshape(self.stack - 1, *newest.shape)

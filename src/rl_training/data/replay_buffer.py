@@ -37,6 +37,7 @@ class ReplayBuffer(TransitionRing):
     """A `TransitionRing` with sampling: uniform, or by priority.
 
     With ``device``, batches are gathered from a copy of observations and actions on that device.
+    With ``next_actions``, batches contain the actions that were taken in ``next_obs``, too.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class ReplayBuffer(TransitionRing):
         prioritization: Prioritization | None = None,
         frame_stack: int = 1,
         device: torch.device | None = None,
+        next_actions: bool = False,
     ) -> None:
         super().__init__(capacity, num_envs, obs_spec, action_spec, frame_stack=frame_stack)
+        self._next_actions = next_actions
         self.n_step = n_step
         self.gamma = gamma
         self._priorities: Priorities | None = None
@@ -86,6 +89,16 @@ class ReplayBuffer(TransitionRing):
             left = (self._head - self.rows - 1) % self._ring
             self._priorities.set(left * self.num_envs + cells, np.zeros(self.num_envs))
 
+    def add_episode(self, obs: Obs, actions: Array, rewards: Array, *, terminated: bool) -> None:
+        """Append a whole recorded episode of the only environment, without wrapping round."""
+        first = self._head
+        super().add_episode(obs, actions, rewards, terminated=terminated)
+        if self._copy is not None:
+            self._copy.forget()
+        if self._priorities is not None:
+            cells = first + np.arange(len(rewards))
+            self._priorities.set(cells, np.full(len(cells), self._priorities.largest))
+
     def _new_final(self, t: int, env: int) -> int:
         row = super()._new_final(t, env)
         if self._copy is not None:
@@ -106,6 +119,8 @@ class ReplayBuffer(TransitionRing):
 
         The return has fewer than n rewards where the episode ends or the newest row is reached.
         With prioritisation, ``weights`` are importance weights with exponent ``beta`` (largest: 1).
+        ``next_actions``, if they are requested, are 0 where none was taken, because the episode
+        ended; ``next_recorded`` is 1 elsewhere.
         """
         drawn = self.draw(batch_size, generator)
         return self.batch(drawn, drawn.smallest, beta)
@@ -167,10 +182,23 @@ class ReplayBuffer(TransitionRing):
             discounts = np.where(continues, discounts * np.float32(self.gamma), discounts)
         discounts[flags.take(last) & TERMINATED > 0] = 0.0
         finals = self._final_row.reshape(-1).take(last)
-        return {
+        batch = {
             **self._take(cells, last, finals),
             "rewards": torch.from_numpy(returns),
             "discounts": torch.from_numpy(discounts),
+        }
+        return {**batch, **self._following_actions(last)} if self._next_actions else batch
+
+    def _following_actions(self, last: Array) -> dict[str, Tensor]:
+        """Return the actions after the transitions at ``last``, and whether there are any."""
+        following = (last + self.num_envs) % (self._ring * self.num_envs)
+        ended = self._flags.reshape(-1).take(last) & ENDED > 0
+        recorded = ~ended & (following // self.num_envs != self._head)
+        actions = self._actions.reshape(-1, *self._actions.shape[2:]).take(following, axis=0)
+        actions[~recorded] = 0
+        return {
+            "next_actions": torch.from_numpy(actions),
+            "next_recorded": torch.from_numpy(recorded.astype(np.float32)),
         }
 
     def _take(self, cells: Array, last: Array, finals: Array) -> dict[str, Any]:

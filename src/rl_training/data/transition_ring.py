@@ -142,6 +142,29 @@ class TransitionRing:
         self._write_obs(self._head, step.obs)
         self.changed_chunks.update((t // self._chunk_rows, self._head // self._chunk_rows))
 
+    def add_episode(self, obs: Obs, actions: Array, rewards: Array, *, terminated: bool) -> None:
+        """Append a whole recorded episode of the only environment, without wrapping round.
+
+        ``obs`` has one row more than there are actions. The last observation is the true successor
+        of the last transition, whose discount is zero only if the episode ``terminated``.
+        """
+        count, start = len(rewards), self._head
+        if self.num_envs != 1 or start + count > self.rows:
+            raise ValueError(
+                f"an episode of {count} steps does not fit into rows {start} to {self.rows} of a"
+                f" replay of {self.num_envs} environments"
+            )
+        rows, last = slice(start, start + count), start + count - 1
+        tree_map(lambda store, leaf: store.write_rows(start, leaf[:-1]), self._obs, obs)
+        self._actions[rows, 0] = actions
+        self._rewards[rows, 0] = rewards
+        self._flags[rows, 0] = VALID
+        self._flags[last, 0] |= ENDED | (TERMINATED if terminated else 0)
+        self._head = (start + count) % self._ring
+        self._filled += count
+        self._keep_final(last, 0, obs, source=-1)
+        self.changed_chunks.update(range(start // self._chunk_rows, last // self._chunk_rows + 1))
+
     def _write_obs(self, t: int, obs: Obs) -> None:
         if isinstance(obs, dict):
             for key, leaf in obs.items():
@@ -215,6 +238,10 @@ class TransitionRing:
         valid: Array = self._flags.reshape(-1)[cells] & VALID > 0
         return valid
 
+    def observations(self, cells: Array) -> Any:
+        """Return copies of the observations of ``cells``, as tensors."""
+        return tree_map(lambda store: torch.from_numpy(store.take(cells)), self._obs)
+
     def newest_observations(self, count: int) -> Rows:
         """Return copies of the observations of the newest rows, and which are valid.
 
@@ -224,8 +251,7 @@ class TransitionRing:
         count = min(count, self._filled)
         rows = (self._head - count + np.arange(count)) % self._ring
         cells = (rows[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
-        obs = tree_map(lambda store: torch.from_numpy(store.take(cells)), self._obs)
-        return Rows(obs, torch.from_numpy(self.is_valid(cells)))
+        return Rows(self.observations(cells), torch.from_numpy(self.is_valid(cells)))
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -385,6 +385,8 @@ class _Check:
             return (), {}
         for name in ALGORITHMS.names():
             try:
+                if ALGORITHMS[name].offline:  # it learns from a dataset
+                    continue
                 check_spaces(name, *self._specs)
                 able.append(name)
             except ConfigError as error:

@@ -190,6 +190,11 @@ def _without_effect(env_kwargs: Mapping[str, Any], env_fn: Any) -> ConfigError:
 
 
 def _registered(config: TrainConfig[Any]) -> EnvSpec:
+    if not config.env_id:
+        raise ConfigError(
+            "there is no environment to play: the policy was trained from a dataset alone. Evaluate"
+            " it in Python with env_fn=MyEnv, or train with env_id"
+        )
     try:
         return find_spec(config.env_id)
     except ConfigError as error:

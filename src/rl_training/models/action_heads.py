@@ -87,6 +87,10 @@ class CategoricalHead(nn.Module):
         logprobs, entropies = zip(*parts, strict=True)
         return torch.stack(logprobs).sum(0), torch.stack(entropies).sum(0)
 
+    def logprob(self, params: Tensor, actions: Tensor, mask: Tensor | None) -> Tensor:
+        """Log-probabilities of actions, one per row."""
+        return self.logprob_entropy(params, actions, mask)[0]
+
     def log_probs(self, params: Tensor, mask: Tensor | None) -> Tensor:
         """Log-probabilities of all choices of a single component."""
         return torch.log_softmax(_legal(params, mask), -1)
@@ -278,8 +282,56 @@ class TanhHead(_NormalNoise):
         return choose
 
 
+class TanhGaussianHead(_NormalNoise):
+    """Box within bounds: a Gaussian around tanh of the network's output, clipped to the bounds.
+
+    Its deviation is learnt and does not depend on the state. Unlike those of a squashed Gaussian,
+    log-probabilities of recorded actions are finite at the bounds, too.
+    """
+
+    _LOG_STD = (-5.0, 2.0)
+
+    def __init__(self, shape: tuple[int, ...], log_std_init: float) -> None:
+        super().__init__(shape)
+        self.log_std = nn.Parameter(torch.full((self.param_size,), log_std_init))
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        deviation = self._log_std().exp().reshape(self.shape)
+        return (self.mode(params, mask) + deviation * noise).clamp(-1.0, 1.0)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        del mask
+        return torch.tanh(params).reshape(*params.shape[:-1], *self.shape)
+
+    def logprob(self, params: Tensor, actions: Tensor, mask: Tensor | None) -> Tensor:
+        """Log-probabilities of actions before the clipping, one per row."""
+        del mask
+        log_std = self._log_std()
+        z = (actions.reshape(params.shape) - torch.tanh(params)) * torch.exp(-log_std)
+        return -0.5 * z.square().sum(-1) - log_std.sum() - self.param_size * _LOG_SQRT_2PI
+
+    def _log_std(self) -> Tensor:
+        return self.log_std.clamp(*self._LOG_STD)
+
+    def numpy_choice(self) -> NumpyChoice | None:
+        log_std = self.log_std.detach().numpy()  # a view: it changes with the parameter
+
+        def choose(params: Array, noise: Array | None) -> Array:
+            action: Array = np.tanh(params).reshape(-1, *self.shape)
+            if noise is None:
+                return action
+            deviation: Array = np.exp(log_std.clip(*self._LOG_STD)).reshape(self.shape)
+            return np.clip(action + deviation * noise, -1.0, 1.0)  # type: ignore[no-any-return]
+
+        return choose
+
+
 PolicyHead: TypeAlias = CategoricalHead | GaussianHead | BernoulliHead
 """The heads whose actions have log-probabilities and an entropy."""
+
+
+ReplayHead: TypeAlias = SquashedGaussianHead | TanhHead | TanhGaussianHead | CategoricalHead
+"""The heads of policies that learn from a replay or a dataset."""
 
 
 def make_action_head(spec: ActionSpec, log_std_init: float) -> PolicyHead:

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
+from rl_training.models.action_heads import ReplayHead
 from rl_training.models.custom import CustomActorCritic, CustomQNetwork
 from rl_training.models.encoders import EncoderConfig
 from rl_training.models.mlp_actor_critic import FeedForwardActorCritic, MLPActorCritic
-from rl_training.models.mlp_continuous import ActorCritics, MLPActor, MLPCritics
+from rl_training.models.mlp_continuous import ActorCritics, MLPActor, MLPCritics, MLPValue
 from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
 from rl_training.models.user_class import UserClass
 from rl_training.plugins import named_class
@@ -112,28 +112,58 @@ def build_q_network(
     )
 
 
-def build_actor_critics(
-    config: NetworkSettings,
-    obs_spec: ObsSpec,
-    action_spec: ActionSpec,
-    head: SquashedGaussianHead | TanhHead,
-) -> ActorCritics:
-    """Return a policy with this head and an ensemble of critics, for SAC and TD3."""
+def build_plain_q_network(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+) -> MLPQNetwork:
+    """Return DQN's network without its options, with the sizes of a learner from a dataset."""
+    return MLPQNetwork(obs_spec, action_spec, **_replay_network(config, obs_spec))
+
+
+def build_actor(config: NetworkSettings, obs_spec: ObsSpec, head: ReplayHead) -> MLPActor:
+    """Return a policy with this head, for learners from a replay or a dataset."""
+    return MLPActor(obs_spec, head, **_replay_network(config, obs_spec))
+
+
+def build_critics(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+) -> MLPCritics:
+    """Return an ensemble of critics."""
     settings = config.algo_kwargs
-    sizes = hidden_layers(settings.hidden_sizes, obs_spec, (256, 256))
-    critic_sizes = settings.critic_hidden_sizes
-    shared: dict[str, Any] = {
+    discrete = action_spec.kind == "discrete"
+    return MLPCritics(
+        obs_spec,
+        action_spec.size,
+        num_critics=settings.num_critics,
+        layer_norm=settings.critic_layer_norm,
+        num_actions=action_spec.nvec[0] if discrete else 0,
+        **_critic_network(config, obs_spec),
+    )
+
+
+def build_value(config: NetworkSettings, obs_spec: ObsSpec) -> MLPValue:
+    """Return a value function."""
+    return MLPValue(obs_spec, **_critic_network(config, obs_spec))
+
+
+def build_actor_critics(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec, head: ReplayHead
+) -> ActorCritics:
+    """Return a policy with this head and an ensemble of critics."""
+    actor = build_actor(config, obs_spec, head)
+    return ActorCritics(actor, build_critics(config, obs_spec, action_spec))
+
+
+def _replay_network(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, Any]:
+    settings = config.algo_kwargs
+    return {
+        "hidden_sizes": hidden_layers(settings.hidden_sizes, obs_spec, (256, 256)),
         "activation": settings.activation,
         "encoder": encoder_config(config, orthogonal=False),
         "normalize_obs": config.normalize_obs,
         "clip_obs": config.clip_obs,
     }
-    actor = MLPActor(obs_spec, head, hidden_sizes=sizes, **shared)
-    critics = MLPCritics(
-        obs_spec,
-        action_spec.size,
-        num_critics=settings.num_critics,
-        hidden_sizes=sizes if critic_sizes is None else critic_sizes,
-        **shared,
-    )
-    return ActorCritics(actor, critics)
+
+
+def _critic_network(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, Any]:
+    shared, sizes = _replay_network(config, obs_spec), config.algo_kwargs.critic_hidden_sizes
+    return shared if sizes is None else {**shared, "hidden_sizes": sizes}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rl_training.communicator import ALONE, Communicator
 from rl_training.errors import ConfigError
-from rl_training.models.action_heads import NumpyChoice, PolicyHead, SquashedGaussianHead, TanhHead
+from rl_training.models.action_heads import NumpyChoice, PolicyHead, ReplayHead
 from rl_training.models.encoders import EncoderConfig, FlattenEncoder, make_encoder, split_mask
 from rl_training.models.mlp import MLP, NUMPY_ACTIVATIONS
 from rl_training.models.normalizer import RunningNorm
@@ -26,14 +26,14 @@ class ObservingModule(nn.Module):
     ``encoder`` is None the subclass computes its outputs from what `observe` returns.
     """
 
-    head: PolicyHead | SquashedGaussianHead | TanhHead | None
+    head: PolicyHead | ReplayHead | None
 
     def __init__(
         self,
         obs_spec: ObsSpec,
         encoder: EncoderConfig | None,
         clip_obs: float | None,
-        head: PolicyHead | SquashedGaussianHead | TanhHead | None = None,
+        head: PolicyHead | ReplayHead | None = None,
     ) -> None:
         super().__init__()
         self.head = head  # before the encoder: checkpoints hold moments in order of parameters

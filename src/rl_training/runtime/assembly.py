@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from rl_training.runtime.device import (
 )
 from rl_training.runtime.episode_info import WINDOW
 from rl_training.runtime.launch import failing_together
+from rl_training.runtime.offline import offline_source, offline_spec, prior_data
 from rl_training.runtime.process_group import ProcessGroup
 from rl_training.runtime.ranks import Ranks
 from rl_training.runtime.sharded_source import ShardedSource
@@ -48,10 +49,11 @@ def assemble(
     ranks: Ranks | None = None,
 ) -> Setup:
     """Make environments, learner, actors and source of a run, for the shards of this process."""
-    spec = get_spec(config.algo)
     ranks = Ranks(Communicator(config.shards)) if ranks is None else ranks
-    communicator = ranks.communicator
     _seed_globals(config.seed)
+    if config.is_offline:
+        return _assemble_offline(config, env_fn, threads, ranks)
+    spec, communicator = get_spec(config.algo), ranks.communicator
     envs: list[Adapter] = []
     try:
         with failing_together(ranks):
@@ -68,6 +70,8 @@ def assemble(
             learner = build_algorithm(config, obs_spec, action_spec, device, count, communicator)
             pairs = zip(communicator.local, envs, strict=True)
             sources = [_shard_source(spec, learner, config, device, *pair) for pair in pairs]
+            has_data = config.dataset is not None
+            data = prior_data(config, env_fn, sources[0].info) if has_data else None
     except BaseException:
         for env in envs:
             env.close()
@@ -78,6 +82,34 @@ def assemble(
         config=config,
         learner=learner,
         source=sources[0] if communicator.alone else ShardedSource(sources, communicator),
+        make_eval_env=lambda episodes, first_index, shard: make_eval_env(
+            config, episodes, env_fn, spaces, first_index, shard
+        ),
+        custom_env=env_fn is not None,
+        device=device,
+        threads=count,
+        ranks=ranks,
+        prior_data=data,
+    )
+
+
+def _assemble_offline(
+    config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None, ranks: Ranks
+) -> Setup:
+    """Return the parts of a run from a dataset alone; environments are made to evaluate."""
+    if ranks.communicator is not ALONE and not ranks.communicator.alone:
+        raise ConfigError(f"{config.algo} learns from a dataset in one process, without torchrun")
+    source = offline_source(config, env_fn)
+    spaces = (source.info.obs_spec, source.info.action_spec)
+    device = pick_device(config.device, source.info.obs_spec)
+    check_acceleration(config.acceleration, device)
+    check_precision(config.precision, device, source.info.obs_spec)
+    count = pick_threads(config, source.info.obs_spec, device) if threads is None else threads
+    return Setup(
+        spec=offline_spec(get_spec(config.algo)),
+        config=config,
+        learner=build_algorithm(config, *spaces, device, count),
+        source=source,
         make_eval_env=lambda episodes, first_index, shard: make_eval_env(
             config, episodes, env_fn, spaces, first_index, shard
         ),
@@ -151,16 +183,63 @@ def build_algorithm(
     return learner
 
 
-def load_weights(learner: Any, checkpoint: Path, info: EnvInfo) -> None:
-    """Load the policy's weights from another checkpoint."""
+def load_weights(learner: Any, config: TrainConfig[Any], info: EnvInfo) -> None:
+    """Load the policy's weights from the checkpoint that ``init_from`` names."""
+    checkpoint = config.init_from
+    if checkpoint is None:
+        return
     path = find_checkpoint(checkpoint)
     state = load_model_weights(path)
     check_saved_spaces(state, info)
     try:
         learner.load_weights(state["algorithm"]["model"])
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-        detail = " ".join(str(error).split())
+        detail = _different_networks(state["config"], config) or " ".join(str(error).split())
+        if (theirs := state["config"].get("algo")) != config.algo:
+            detail = f"they are those of {theirs}, and this is {config.algo}. {detail}"
         raise CheckpointError(f"init_from: the weights of {path} do not fit: {detail}") from None
+    if found := _different_functions(state["config"], config):
+        warnings.warn(
+            f"init_from: the weights of {path} fit, but not what is computed with them: {found}",
+            stacklevel=4,
+        )
+
+
+_OF_NETWORKS = (
+    *("hidden_sizes", "critic_hidden_sizes", "activation", "num_critics", "critic_layer_norm"),
+    *("encoder", "network", "dueling", "lstm_size"),
+)
+"""Settings of algorithms that decide which weights there are."""
+
+
+def _different_networks(saved: Mapping[str, Any], config: TrainConfig[Any]) -> str:
+    """Return the settings of networks that differ from those of a checkpoint, as text."""
+    own = config.to_dict()
+    pairs = {"normalize_obs": (saved.get("normalize_obs"), own["normalize_obs"])}
+    theirs, ours = _knobs_of(saved), own["algo_kwargs"]
+    pairs |= {name: (theirs.get(name), ours.get(name)) for name in _OF_NETWORKS}
+    found = _listed(pairs)
+    return f"{saved.get('algo')} and {config.algo}: {found}" if found else ""
+
+
+def _different_functions(saved: Mapping[str, Any], config: TrainConfig[Any]) -> str:
+    """Return what differs between networks with the same weights, as text."""
+    theirs, ours = _knobs_of(saved), config.to_dict()["algo_kwargs"]
+    pairs = {}
+    if "activation" in theirs and "activation" in ours:
+        pairs["activation"] = (theirs["activation"], ours["activation"])
+    if config.normalize_obs and "clip_obs" in saved:
+        pairs["clip_obs"] = (saved["clip_obs"], config.clip_obs)
+    return _listed(pairs)
+
+
+def _knobs_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    knobs = saved.get("algo_kwargs")
+    return knobs if isinstance(knobs, Mapping) else {}
+
+
+def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{name} {a!r} there, {b!r} here" for name, (a, b) in pairs.items() if a != b)
 
 
 def check_saved_spaces(state: Mapping[str, Any], info: EnvInfo) -> None:

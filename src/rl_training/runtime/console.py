@@ -103,8 +103,9 @@ class ProgressCallback(Callback):
             self._show(trainer, event.step, at_once=True)
             return
         spread = event.result.metrics()["eval/return_std"]
+        when = f"{_unit(trainer)} {event.step:,}"
         say(
-            f"evaluation at step {event.step:,}: return {mean:.1f} +/- {spread:.1f} over"
+            f"evaluation at {when}: return {mean:.1f} +/- {spread:.1f} over"
             f" {len(event.result.returns)} episodes{' (best so far)' if is_best else ''}"
         )
 
@@ -122,7 +123,7 @@ class ProgressCallback(Callback):
         if self._live is not None:
             self._show(trainer, trainer.current_step(), at_once=True)
         elif early and not event.interrupted:
-            say(f"training ended at step {event.step:,}: {event.reason}")
+            say(f"training ended at {_unit(trainer)} {event.step:,}: {event.reason}")
 
     def on_close(self) -> None:
         """Leave the table as it is now on the terminal."""
@@ -202,6 +203,7 @@ class ProgressCallback(Callback):
             best=self._best,
             checkpoint=None if saved is None else (saved[0], now - saved[1]),
             note=self._note or trainer.activity,
+            unit=trainer.config.unit,
         )
 
 
@@ -219,8 +221,17 @@ def _signal_message(trainer: Trainer) -> str | None:
     return None if trainer.stop_signal is None else stop_message(trainer.stop_signal)
 
 
+def _unit(trainer: Trainer) -> str:
+    return trainer.config.unit.removesuffix("s")
+
+
 def _title(trainer: Trainer) -> str:
     config = trainer.config
+    if config.is_offline:
+        device = trainer.device.type
+        return one_line(
+            f"{config.algo.upper()} from {config.dataset}, {device}, seed {config.seed}"
+        )
     envs = f"{config.num_envs} environment{'s' if config.num_envs > 1 else ''}"
     if config.shards > 1:
         count = trainer.communicator.world_size
@@ -233,9 +244,10 @@ def _title(trainer: Trainer) -> str:
 
 def _first_line(trainer: Trainer) -> str:
     step = trainer.current_step()
-    done = f" from step {step:,}" if step else ""
+    unit = trainer.config.unit
+    done = f" from {_unit(trainer)} {step:,}" if step else ""
     threads = f"{trainer.threads} thread{'s' if trainer.threads > 1 else ''}"
-    return f"{_title(trainer)}, {threads}: {trainer.total:,} steps{done} -> {_folder(trainer)}"
+    return f"{_title(trainer)}, {threads}: {trainer.total:,} {unit}{done} -> {_folder(trainer)}"
 
 
 def _folder(trainer: Trainer) -> str:
@@ -245,6 +257,7 @@ def _folder(trainer: Trainer) -> str:
 def _say_line(status: Status) -> None:
     mean = status.metrics.get("rollout/return_mean")
     say(
-        f"{status.step:,}/{status.total:,} steps  {speed_text(status.speed)} steps/s  "
-        f"ETA {duration(status.seconds_left)}  return {'-' if mean is None else f'{mean:.1f}'}"
+        f"{status.step:,}/{status.total:,} {status.unit}  {speed_text(status.speed)}"
+        f" {status.unit}/s  ETA {duration(status.seconds_left)}"
+        + ("" if status.unit == "updates" else f"  return {'-' if mean is None else f'{mean:.1f}'}")
     )

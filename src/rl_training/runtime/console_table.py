@@ -101,6 +101,8 @@ class Status:
     """Step of the last checkpoint and its age in seconds."""
     note: str = ""
     """Why the run ends, once it does."""
+    unit: str = "steps"
+    """What the run counts: "steps" or "updates"."""
 
     @property
     def seconds_left(self) -> float:
@@ -122,6 +124,8 @@ def sections(status: Status) -> list[Section]:
 
 def _training_rows(status: Status) -> Iterator[Row]:
     metrics = status.metrics
+    if status.unit == "updates":  # no environment is stepped
+        return
     if "rollout/return_mean" not in metrics:
         yield Row("return", "-", "no episode has ended yet")
         return
@@ -167,7 +171,7 @@ def _evaluation_rows(status: Status) -> Iterator[Row]:
 def _checkpoint_rows(status: Status) -> Iterator[Row]:
     if status.checkpoint is not None:
         step, age = status.checkpoint
-        yield Row("step", f"{step:,}", f"{duration(age)} ago")
+        yield Row(status.unit.removesuffix("s"), f"{step:,}", f"{duration(age)} ago")
 
 
 def _loss_rows(metrics: Mapping[str, float]) -> Iterator[Row]:
@@ -249,8 +253,8 @@ def _head(status: Status, width: int) -> list[Text]:
     cells = max(0, width - len(percent))
     done = round(cells * share)
     bar = Text.assemble(("━" * done, "green"), ("─" * (cells - done), "dim"), percent)
-    steps = Text(f"{status.step:,} of {status.total:,} steps")
-    speed = Text(f"{speed_text(status.speed)} steps/s")
+    steps = Text(f"{status.step:,} of {status.total:,} {status.unit}")
+    speed = Text(f"{speed_text(status.speed)} {status.unit}/s")
     elapsed = Text(f"elapsed {duration(status.elapsed)}")
     left = Text("" if status.step >= status.total else f"ETA {duration(status.seconds_left)}")
     counts = Text("   ").join(part for part in (steps, speed, elapsed, left) if part)

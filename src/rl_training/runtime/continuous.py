@@ -1,4 +1,4 @@
-"""What SAC and TD3 share on the runtime: their actors."""
+"""The actors of policies for continuous actions, and of those that learn from a dataset."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
 from rl_training.runtime.actors import Actor, EvaluationActor, ExploringActor
 from rl_training.seeding import shard_key, torch_stream
 
@@ -22,6 +23,12 @@ def exploring_actor(
         device,
         config.acceleration,
     )
+
+
+def no_actor(algorithm: Any, config: TrainConfig[Any], device: torch.device) -> Actor:
+    """Refuse to act: the algorithm learns from a dataset alone."""
+    del algorithm, device
+    raise ConfigError(f"{config.algo} learns from a dataset alone and does not explore")
 
 
 def eval_actor(algorithm: Any, device: torch.device, sampling: torch.Generator | None) -> Actor:

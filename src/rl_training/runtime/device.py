@@ -82,7 +82,7 @@ def pick_threads(config: TrainConfig[Any], obs_spec: ObsSpec, device: torch.devi
     if device.type != "cpu" or config.shards > 1:  # nor on how many processes execute the shards
         return 1
     knobs = config.algo_kwargs
-    rows = getattr(knobs, "samples_per_update", 256)
+    rows = getattr(knobs, "rows_per_update", 256)
     sizes = (knobs.hidden_sizes or ()) + (getattr(knobs, "critic_hidden_sizes", None) or ())
     if obs_spec.has_images:
         return torch.get_num_threads()

@@ -111,21 +111,35 @@ def process_limits(root: Path) -> Iterator[Limit]:
             yield Limit(available, f"{name} {readable(limit)}")
 
 
-def check_host_memory(transitions: int, each: int, *, quiet: bool) -> None:
+def check_host_memory(
+    transitions: int,
+    each: int,
+    *,
+    quiet: bool,
+    name: str = "replay",
+    advice: str = "lower buffer_size",
+) -> None:
     """Raise an error if a replay exceeds the available memory; print its size unless ``quiet``."""
     needed = transitions * each
-    text = f"replay: {transitions:,} transitions x {each:,} bytes = {readable(needed)}"
+    text = f"{name}: {transitions:,} transitions x {each:,} bytes = {readable(needed)}"
     limit = available_memory()
     if limit is not None and needed > limit.available:
         raise ConfigError(
             f"{text}, but only {readable(limit.available)} are available to this process"
-            f" (limit: {limit.name}): lower buffer_size"
+            f" (limit: {limit.name}): {advice}"
         )
     if not quiet:
         sys.stderr.write(text + "\n")
 
 
-def check_device_memory(transitions: int, each: int, device: torch.device) -> None:
+def check_device_memory(
+    transitions: int,
+    each: int,
+    device: torch.device,
+    *,
+    name: str = "replay",
+    advice: str = "lower buffer_size",
+) -> None:
     """Raise an error if a copy of a replay exceeds the free memory of an accelerator."""
     if device.type != "cuda":
         return
@@ -133,13 +147,19 @@ def check_device_memory(transitions: int, each: int, device: torch.device) -> No
     needed = transitions * each
     if needed > free:
         raise ConfigError(
-            f"replay: a copy of {transitions:,} transitions x {each:,} bytes ="
+            f"{name}: a copy of {transitions:,} transitions x {each:,} bytes ="
             f" {readable(needed)}, but the accelerator has {readable(free)} free:"
-            " lower buffer_size, or keep it on the host with replay_device: cpu"
+            f" {advice}, or keep it on the host with replay_device: cpu"
         )
 
 
-def make_claimed(make: Callable[[], Held], share: float) -> Held:
+def make_claimed(
+    make: Callable[[], Held],
+    share: float,
+    *,
+    name: str = "replay",
+    advice: str = "lower buffer_size",
+) -> Held:
     """Create a replay and allocate the memory of the first ``share`` of its rows.
 
     The system allocates each page of an array when it is first written, which for the last rows of
@@ -151,7 +171,7 @@ def make_claimed(make: Callable[[], Held], share: float) -> Held:
         limit = available_memory()
         known = f" ({readable(limit.available)} left, limit: {limit.name})" if limit else ""
         raise ConfigError(
-            f"replay: its memory could not be allocated{known}: lower buffer_size; {error}"
+            f"{name}: its memory could not be allocated{known}: {advice}; {error}"
         ) from None
     for array in replay.arrays():
         _write_pages(array, share)

@@ -12,11 +12,13 @@ import torch
 
 from rl_training.algorithms.off_policy import OffPolicyConfig
 from rl_training.communicator import per_shard_state, state_of_each
+from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.launched import local_world_size
 from rl_training.models.observing import update_normalizers
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.dataset_source import load_data
 from rl_training.runtime.experience import ReplayLearner
 from rl_training.runtime.memory import check_device_memory, check_host_memory, make_claimed
 from rl_training.runtime.replay_store import ReplayStore, chunk_names
@@ -72,6 +74,12 @@ class OffPolicyTrainer(Trainer):
         per_step = self._per_crossing / self.knobs.train_freq
         self.iteration_steps = max(1, int(_ITERATION / max(Fraction(1), per_step)))
         """Steps of one iteration; may be changed between iterations."""
+        self._prior_data = setup.prior_data
+        self._sampled: Any = self._experience
+        """What batches are sampled from."""
+        if setup.prior_data is not None:
+            data = load_data(setup.prior_data, setup)
+            self._sampled = MixedReplay(self.replay, data, setup.config.dataset_fraction)
         folder = setup.folder / "replay" if setup.folder else None
         self._stores = [ReplayStore(folder) for _ in self.replays]
 
@@ -96,6 +104,8 @@ class OffPolicyTrainer(Trainer):
                 "'algo_kwargs.replay_device' is accelerator, but this run is on the CPU:"
                 " set device too"
             )
+        if setup.prior_data is not None:  # first: the rest must fit beside it
+            load_data(setup.prior_data, setup)
         each = setup.spec.trainer.bytes_per_transition(setup)  # type: ignore[attr-defined]
         communicator = setup.ranks.communicator
         per_rank = knobs.buffer_size // communicator.shards * len(communicator.local)
@@ -107,7 +117,8 @@ class OffPolicyTrainer(Trainer):
                 info.obs_spec, info.action_spec, frame_stack=info.frame_stack
             )
             sharing = -(-local_world_size() // max(1, torch.cuda.device_count()))
-            check_device_memory(per_rank * sharing, copied, setup.device)
+            beside = 0 if setup.prior_data is None else setup.prior_data.transitions
+            check_device_memory(per_rank * sharing + beside, copied, setup.device)
         total = setup.config.total_timesteps
         if knobs.learning_starts >= total or knobs.train_freq > total:
             warnings.warn(
@@ -191,7 +202,7 @@ class OffPolicyTrainer(Trainer):
         if not updates:
             return True
         with self.stopping.at("learn"):
-            done = self._learn(self._experience, progress, self.pauses, updates=updates)
+            done = self._learn(self._sampled, progress, self.pauses, updates=updates)
         self._pending -= done
         self.reporter.notify_update(progress.step, done, self._mean_losses)
         if done < updates:
@@ -250,7 +261,10 @@ class OffPolicyTrainer(Trainer):
         pairs = zip(self._stores, self.replays, strict=True)
         states = [store.state_dict(replay) for store, replay in pairs]
         replay = per_shard_state(states, self.communicator)
-        return {"owed": owed, "learns_from": self._learns_from, "replay": replay}
+        state = {"owed": owed, "learns_from": self._learns_from, "replay": replay}
+        if self._prior_data is not None:
+            state["dataset"] = self._prior_data.state_dict()
+        return state
 
     def commit_shards(self) -> None:
         """Write the files of the local shards' replays that changed."""
@@ -263,6 +277,8 @@ class OffPolicyTrainer(Trainer):
 
     def load_extra_state(self, state: Mapping[str, Any], *, empty_replay: bool) -> None:
         """Restore them; the current policy fills an empty replay before learning continues."""
+        if self._prior_data is not None:
+            self._prior_data.load_state_dict(state["dataset"])
         self._pending = Fraction(*state["owed"])
         self._learns_from = int(state["learns_from"])
         if empty_replay:

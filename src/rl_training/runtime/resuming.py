@@ -40,6 +40,7 @@ class Changes:
     """What a resume changes about a run."""
 
     total_timesteps: int | None
+    total_updates: int | None
     horizon: Horizon
     device: str | None
     acceleration: str | None
@@ -84,6 +85,8 @@ def restored_trainer(
             " its class"
         )
     config = config_from_state(state)
+    if config.is_offline and changes.replay == "empty":
+        raise ConfigError("this run has no replay to empty: it learns from a dataset")
     require_plausible_sizes(config, state)
     require_plausible_run(config, state["training"])
     config = _moved(config, changes)
@@ -109,7 +112,7 @@ def restored_trainer(
             "checkpoint": path.name,
             "step": trainer.global_step,
             "resume": ("exact" if exact and not empty and is_exact(setup) else "approximate"),
-            **extend(trainer, changes.total_timesteps, changes.horizon),
+            **extend(trainer, _new_total(config, changes), changes.horizon),
         }
     except BaseException:
         setup.source.close()
@@ -128,6 +131,21 @@ def _moved(config: TrainConfig[Any], changes: Changes) -> TrainConfig[Any]:
             warnings.warn(f"{config.precision} becomes float32 on the CPU", stacklevel=4)
             moved["precision"] = "float32"
     return config.with_overrides(**{k: v for k, v in moved.items() if v is not None})
+
+
+def _new_total(config: TrainConfig[Any], changes: Changes) -> int | None:
+    """Return the new end of a run, counted as the run counts; None: as planned."""
+    totals = {
+        "total_timesteps": changes.total_timesteps,
+        "total_updates": changes.total_updates,
+    }
+    new = totals.pop(config.total_setting)
+    ((other, wrong),) = totals.items()
+    if wrong is not None:
+        raise ConfigError(
+            f"this run counts {config.unit}: give {config.total_setting} instead of {other}"
+        )
+    return new
 
 
 def _saved_threads(count: Any) -> int:
@@ -164,16 +182,18 @@ def _warn_of_later_checkpoints(folder: Path, step: int) -> None:
         )
 
 
-def extend(trainer: Trainer, total_timesteps: int | None, horizon: Horizon) -> dict[str, Any]:
+def extend(trainer: Trainer, total: int | None, horizon: Horizon) -> dict[str, Any]:
     """Move the end of a run to a new total; return what changed, for the run's lineage."""
-    if total_timesteps is None:
+    if total is None:
         return {}
-    total_timesteps = int(coerce(total_timesteps, int, "total_timesteps"))
-    new_total = trainer.round_up(total_timesteps)
-    if new_total < trainer.global_step:
+    setting = trainer.config.total_setting
+    total = int(coerce(total, int, setting))
+    new_total = trainer.round_up(total)
+    done = trainer.counted()
+    if new_total < done:
         raise ConfigError(
-            f"'total_timesteps' must be at least the {trainer.global_step} steps already done;"
-            f" got {total_timesteps}"
+            f"'{setting}' must be at least the {done} {trainer.config.unit} already done;"
+            f" got {total}"
         )
     before = trainer.horizon
     schedule = getattr(trainer.config.algo_kwargs, "schedule", "constant")
@@ -188,13 +208,13 @@ def extend(trainer: Trainer, total_timesteps: int | None, horizon: Horizon) -> d
         trainer.horizon = new_total
     step = trainer.global_step
     details = {
-        "total_timesteps": new_total,
+        setting: new_total,
         "horizon": trainer.horizon,
         "progress_jump": [min(1.0, step / before), min(1.0, step / trainer.horizon)],
     }
-    trainer.config = trainer.config.with_overrides(
-        total_timesteps=total_timesteps,
-        num_envs=int(trainer.config.num_envs),
-        eval_interval=int(trainer.config.eval_interval),  # a tenth of the first total
-    )
+    kept = {
+        "num_envs": int(trainer.config.num_envs),
+        "eval_interval": int(trainer.config.eval_interval),  # a tenth of the first total
+    }
+    trainer.config = trainer.config.with_overrides(**{setting: total, **kept})
     return details

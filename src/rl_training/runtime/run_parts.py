@@ -11,6 +11,7 @@ import torch
 from rl_training.communicator import ALONE
 from rl_training.errors import UserError
 from rl_training.runs import RunLock
+from rl_training.runtime.dataset_source import DatasetSource
 from rl_training.runtime.evaluation import MakeEvalEnv
 from rl_training.runtime.experience import ExperienceSource
 from rl_training.runtime.ranks import Ranks
@@ -68,6 +69,8 @@ class Setup:
     lock: RunLock | None = None
     ranks: Ranks = dataclasses.field(default_factory=lambda: Ranks(ALONE))
     """The processes that execute the run's shards."""
+    prior_data: DatasetSource | None = None
+    """A dataset that a part of every batch comes from, besides the replay."""
 
     def of_shard(self, index: int) -> Setup:
         """Return the set-up of a local shard by itself: its source and its part of the sizes."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from rl_training.checkpointing import find_checkpoint
 from rl_training.config import TrainConfig
+from rl_training.datasets.reading import open_dataset
 from rl_training.envs import EnvFn
 from rl_training.errors import ConfigError
 from rl_training.runs import (
@@ -24,7 +25,9 @@ from rl_training.runs import (
 )
 from rl_training.runtime.assembly import assemble, is_exact, load_weights
 from rl_training.runtime.callbacks import Callbacks, as_callbacks
+from rl_training.runtime.dataset_source import with_absolute_path
 from rl_training.runtime.launch import connect, failing_together, join, share_folder
+from rl_training.runtime.offline import with_environment
 from rl_training.runtime.resuming import (
     Changes,
     Horizon,
@@ -58,14 +61,16 @@ class ExperimentManager:
         ``config.output_dir``, None keeps the run in memory and writes nothing.
         """
         callbacks = as_callbacks(callbacks)
+        config = with_absolute_path(config)
+        if config.is_offline:
+            config = with_environment(config, env_fn)
         ranks = join(config)
         with failing_together(ranks):
-            _check_request(config, run_dir)
+            _check_request(config, run_dir, env_fn)
         setup = assemble(config, env_fn, ranks=ranks)
         try:
             with failing_together(ranks):
-                if config.init_from is not None:
-                    load_weights(setup.learner, config.init_from, setup.source.info)
+                load_weights(setup.learner, config, setup.source.info)
                 setup.spec.trainer.check(setup)
                 if run_dir is not None and ranks.leads:
                     auto = run_dir == "auto"
@@ -85,6 +90,7 @@ class ExperimentManager:
         checkpoint: str | Path,
         *,
         total_timesteps: int | None = None,
+        total_updates: int | None = None,
         horizon: Horizon = "new",
         device: str | None = None,
         acceleration: str | None = None,
@@ -95,10 +101,11 @@ class ExperimentManager:
     ) -> Trainer:
         """A trainer that continues from a checkpoint, in the same run folder.
 
-        ``total_timesteps`` moves the end; schedules are then evaluated over the new total, or
-        hold their final values with ``horizon="keep"``. ``device`` and ``acceleration`` replace
-        the run's own. ``replay="empty"`` continues without the saved replay. ``trust`` says which
-        modules the checkpoint may name, where it was not written here by this user.
+        ``total_timesteps`` moves the end, ``total_updates`` that of a run from a dataset alone;
+        schedules are then evaluated over the new total, or hold their final values with
+        ``horizon="keep"``. ``device`` and ``acceleration`` replace the run's own.
+        ``replay="empty"`` continues without the saved replay. ``trust`` says which modules the
+        checkpoint may name, where it was not written here by this user.
         """
         callbacks = as_callbacks(callbacks)
         start = connect()
@@ -112,7 +119,9 @@ class ExperimentManager:
                 refuse_links(run_dir)
                 state = load_state(path, trust=trust)
             with malformed_state(path):
-                changes = Changes(total_timesteps, horizon, device, acceleration, replay)
+                changes = Changes(
+                    total_timesteps, total_updates, horizon, device, acceleration, replay
+                )
                 asked = {f"resume: {k}": v for k, v in dataclasses.asdict(changes).items()}
                 checkpoint_file = str(path.resolve())
                 ranks = join(config_from_state(state), checkpoint=checkpoint_file, **asked)
@@ -123,8 +132,16 @@ class ExperimentManager:
             raise
 
 
-def _check_request(config: TrainConfig[Any], run_dir: str | Path | None) -> None:
+def _check_request(
+    config: TrainConfig[Any], run_dir: str | Path | None, env_fn: EnvFn | None
+) -> None:
     """Raise `UserError` for what cannot be used, before environments are made."""
+    if config.dataset and not config.is_offline and not (env_fn or config.is_given("env_id")):
+        named = open_dataset(config.dataset).env_id
+        raise ConfigError(
+            "a run that steps environments needs env_id, also with a dataset"
+            f" ({named or 'which names none'}). To learn from the dataset alone, set total_updates"
+        )
     if config.init_from is not None:
         find_checkpoint(config.init_from)
     if config.wandb and run_dir is None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rl_training.communicator import Communicator
+from rl_training.communicator import ALONE, Communicator
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.seeding import shard_streams
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def learner_arguments(
-    config: TrainConfig[Any], communicator: Communicator, stream: str
+    config: TrainConfig[Any], communicator: Communicator = ALONE, stream: str = "replay"
 ) -> dict[str, Any]:
     """Return the arguments of every learner: random streams of the local shards by name."""
     return {

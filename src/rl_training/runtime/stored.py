@@ -153,6 +153,7 @@ def _layer_sizes(knobs: Any, has_images: bool) -> Iterator[tuple[str, int]]:
 
 
 _LARGE_BATCH = 1 << 20
+_LARGEST_UPDATE = 1 << 25
 
 
 def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any]) -> None:
@@ -173,14 +174,21 @@ def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any])
     rollout = config.num_envs * getattr(knobs, "num_steps", 0)
     if rollout > counters["total"]:
         raise _contradicted("num_steps", knobs.num_steps, f"a total of {counters['total']:,} steps")
-    if (capacity := getattr(knobs, "buffer_size", None)) is not None:
-        for replay in saved_shards(training["extra"]["replay"]):
-            rows, envs, _ = replay["ring"]["shape"]
-            held = rows * envs * config.shards
-            if capacity > held:
-                raise _contradicted("buffer_size", capacity, f"a replay of {held:,} transitions")
-        if (drawn := knobs.samples_per_update) > max(capacity, _LARGE_BATCH):
-            raise _contradicted("batch_size", drawn, f"a buffer_size of {capacity:,}")
+    if (rows := getattr(knobs, "rows_per_update", 0)) > _LARGEST_UPDATE:
+        raise _contradicted("batch_size x samples", rows, f"room for {_LARGEST_UPDATE:,}")
+    if hasattr(knobs, "buffer_size") and not config.is_offline:
+        _require_plausible_replay(config, training)
+
+
+def _require_plausible_replay(config: TrainConfig[Any], training: Mapping[str, Any]) -> None:
+    knobs, capacity = config.algo_kwargs, config.algo_kwargs.buffer_size
+    for replay in saved_shards(training["extra"]["replay"]):
+        rows, envs, _ = replay["ring"]["shape"]
+        held = rows * envs * config.shards
+        if capacity > held:
+            raise _contradicted("buffer_size", capacity, f"a replay of {held:,} transitions")
+    if (drawn := knobs.samples_per_update) > max(capacity, _LARGE_BATCH):
+        raise _contradicted("batch_size", drawn, f"a buffer_size of {capacity:,}")
 
 
 def _contradicted(name: str, value: int, held: str) -> CheckpointError:

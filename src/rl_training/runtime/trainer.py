@@ -2,7 +2,8 @@
 
 Words used here:
 
-- *step*: one transition of one environment; `global_step` counts those that are learnt from.
+- *step*: one transition of one environment; `global_step` counts those that are learnt from. A
+  run from a dataset alone steps no environment: there a step is an update.
 - *iteration*: one collect and one learn.
 - *update*: one gradient step.
 - *source*: what collects experience (`ExperienceSource`); *learner*: what learns from it.
@@ -81,7 +82,7 @@ class Trainer(ABC):
         self.threads = setup.threads
         self.folder = setup.folder
         """The run folder; None: the run is kept in memory and nothing is written."""
-        self.total = self.round_up(setup.config.total_timesteps)
+        self.total = self.round_up(setup.config.total)
         self.horizon = self.total
         """The total that schedules are evaluated over."""
         self.global_step = 0
@@ -172,6 +173,10 @@ class Trainer(ABC):
 
     def current_step(self) -> int:
         """Return the global step within the current iteration, for displays."""
+        return self.global_step
+
+    def counted(self) -> int:
+        """Return the steps or updates that a new end of the run is counted from."""
         return self.global_step
 
     def stops_work(self) -> bool:
@@ -300,7 +305,7 @@ class Trainer(ABC):
         self._lead(self.reporter.notify_start)
         with contextlib.suppress(Paused):
             self._iterations(seconds_before)
-        reason = self._stop_reason or self.stop_signal or "total_timesteps reached"
+        reason = self._stop_reason or self.stop_signal or f"{self.config.total_setting} reached"
         interrupted = self.stop_signal is not None and self.global_step < self.total
         end = TrainingEnd(self.global_step, reason, interrupted)
         result = self.ranks.lead(
@@ -322,7 +327,7 @@ class Trainer(ABC):
     def _iterations(self, earlier: float) -> None:
         """Iterate and report to the end; ``earlier`` are seconds trained before a resume."""
         self._lead(self.reporter.continue_report)
-        started, start_step = time.perf_counter(), self.global_step
+        started, start_step = time.perf_counter(), self.current_step()
         while self.global_step < self.total and self._stop_reason is None:
             before = self.global_step
             with self._generator_watch:
@@ -335,10 +340,11 @@ class Trainer(ABC):
             self.global_step += done.steps
             self.iteration += 1
             metrics = done.metrics
-            _check_finite(metrics, self.global_step)
+            _check_finite(metrics, f"{self.config.unit.removesuffix('s')} {self.global_step}")
             elapsed = time.perf_counter() - started
             metrics["time/elapsed"] = earlier + elapsed
-            metrics["time/steps_per_second"] = (self.global_step - start_step) / elapsed
+            rate = (self.global_step - start_step) / elapsed
+            metrics[f"time/{self.config.unit}_per_second"] = rate
             event = IterationEnd(self.global_step, before, metrics)
             self._lead(lambda event=event: self.reporter.report(event))  # type: ignore[misc]
             if self.stop_signal is not None:
@@ -378,7 +384,7 @@ class Trainer(ABC):
             "status": status,
             "reason": reason,
             "global_step": self.global_step,
-            "total_timesteps": self.total,
+            self.config.total_setting: self.total,
             "metrics": self.metrics,
         }
         if read_json(path) != summary:
@@ -580,10 +586,10 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _check_finite(metrics: Mapping[str, float], step: int) -> None:
+def _check_finite(metrics: Mapping[str, float], when: str) -> None:
     for name, value in metrics.items():
         if not np.isfinite(value):
             raise NonFiniteError(
-                f"{name} is {value} at step {step}: training diverged. A lower learning rate or"
+                f"{name} is {value} at {when}: training diverged. A lower learning rate or"
                 " normalised observations and rewards may help. Checkpoints are from before it"
             )

@@ -85,6 +85,7 @@ def resume_training(
     checkpoint: str | Path,
     *,
     total_timesteps: int | None = None,
+    total_updates: int | None = None,
     horizon: Horizon = "new",
     device: str | None = None,
     acceleration: str | None = None,
@@ -97,6 +98,7 @@ def resume_training(
     trainer = ExperimentManager.resume(
         checkpoint,
         total_timesteps=total_timesteps,
+        total_updates=total_updates,
         horizon=horizon,
         device=device,
         acceleration=acceleration,

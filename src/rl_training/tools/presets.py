@@ -62,7 +62,8 @@ def _read(name: str) -> Preset:
     reached = " ".join(str(measured.get("return", "not measured")).split())
     if "preset" in values:
         values = {**load_yaml_file(find_config(values["preset"])), **values}
-    return Preset(name, str(values["env_id"]), int(values["total_timesteps"]), reached)
+    total = values.get("total_updates") or values["total_timesteps"]
+    return Preset(name, str(values["env_id"]), int(total), reached)
 
 
 def _brief(reached: str) -> str:

@@ -53,6 +53,10 @@ TRAIN_GROUPS = (
     ),
     Group("training", ("algo", "total_timesteps", "seed", "init_from")),
     Group(
+        "recorded data",
+        ("dataset", "total_updates", "dataset_transitions", "dataset_fraction"),
+    ),
+    Group(
         "evaluation and checkpoints",
         (
             "eval_interval", "eval_episodes", "eval_deterministic", "checkpoint_interval",
@@ -80,6 +84,7 @@ _EXAMPLES = (
     "rl-training train --algo sac --env-id Pendulum-v1 --seed 3  # defaults and flags",
     "rl-training train ppo/cartpole --learning-rate 5e-4  # any hyperparameter",
     "rl-training train --config my.yaml --num-envs 16  # a YAML file and flags",
+    "rl-training train --algo iql --dataset pendulum/medium-v0  # from recorded data",
 )
 _SUMMARY = (
     "Train an agent. Flags override the preset or file. Whole numbers may be written as 1e6;"
@@ -126,6 +131,8 @@ class ResumeArgs:
     total_timesteps: int | None = None
     """New total number of environment steps, counted from the start of the run; unset: as
     planned."""
+    total_updates: int | None = None
+    """The same of a run from a dataset alone, in updates."""
     horizon: Literal["new", "keep"] = "new"
     """With a longer total: 'new' stretches schedules over the new total, so that a decaying
     learning rate rises again; 'keep' leaves them at their final values (0 for a linear decay)."""
@@ -152,7 +159,8 @@ def train(args: list[str]) -> int:
     config = train_config([word for word in args if word != "--json"])
     from rl_training.runtime.setup import ExperimentManager
 
-    return _finish(ExperimentManager.setup(config).train(), wants_json)
+    trainer = ExperimentManager.setup(config)
+    return _finish(trainer.train(), trainer.config, wants_json)
 
 
 def train_config(args: Sequence[str]) -> TrainConfig[Any]:
@@ -162,6 +170,10 @@ def train_config(args: Sequence[str]) -> TrainConfig[Any]:
     algo = value_of(words, "--algo")
     if algo is not None:
         settings = merge_settings({"algo": "ppo", **settings}, {"algo": algo})
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    for total, other in (("timesteps", "updates"), ("updates", "timesteps")):  # a run has one end
+        if f"--total-{total}" in given and f"--total-{other}" not in given:
+            settings.pop(f"total_{other}", None)
     try:
         default = config_from_mapping(settings)
     except ConfigError as error:
@@ -177,12 +189,12 @@ def train_config(args: Sequence[str]) -> TrainConfig[Any]:
         )
     except UnknownWordError as error:
         raise explained(error, source, default.algo) from None
-    given = {word.partition("=")[0].replace("_", "-") for word in words}
     if source is None and not given & {"--algo", "--env-id"}:
         raise ConfigError(NOTHING_TO_TRAIN)
     if (
         source is None
         and "--env-id" not in given
+        and not config.is_offline
         and "Discrete" not in find_entry(config.algo).actions
     ):
         raise ConfigError(
@@ -201,11 +213,12 @@ def _help_of(algo: str) -> HelpText:
     return HelpText("[PRESET | --config FILE] [flags]", _SUMMARY, _EXAMPLES, tuple(groups))
 
 
-def _finish(result: TrainResult, wants_json: bool) -> int:
+def _finish(result: TrainResult, config: TrainConfig[Any], wants_json: bool) -> int:
     if rank() != 0:
         return 0
     run, metrics = _shortest(result.run_dir), result.metrics
-    lines = [f"{result.stop_reason} at step {int(metrics['global_step']):,}"]
+    unit = config.unit.removesuffix("s")
+    lines = [f"{result.stop_reason} at {unit} {int(metrics['global_step']):,}"]
     if "eval/return_mean" in metrics and not result.interrupted:
         lines.append(
             f"evaluation: return {metrics['eval/return_mean']:.2f}"
@@ -217,7 +230,9 @@ def _finish(result: TrainResult, wants_json: bool) -> int:
         f"view:     {_runnable('tensorboard')} --logdir {quoted}",
         f"evaluate: {_runnable('rl-training')} eval {quoted}",
     ]
-    more = "" if result.interrupted else " --total-timesteps N"
+    if not config.env_id:
+        lines.pop()  # there is nothing to evaluate on
+    more = "" if result.interrupted else f" --{config.total_setting.replace('_', '-')} N"
     lines.append(f"resume:   {_runnable('rl-training')} resume {quoted}{more}")
     show("\n".join(lines) + "\n")
     if wants_json:
@@ -269,6 +284,7 @@ def resume(args: list[str]) -> int:
     trainer = ExperimentManager.resume(
         options.checkpoint,
         total_timesteps=options.total_timesteps,
+        total_updates=options.total_updates,
         horizon=options.horizon,
         device=options.device,
         acceleration=options.acceleration,
@@ -281,8 +297,8 @@ def resume(args: list[str]) -> int:
         if rank() != 0:
             return 0
         say(
-            f"{trainer.run_dir} has finished its {trainer.total:,} steps;"
-            " --total-timesteps N extends it"
+            f"{trainer.run_dir} has finished its {trainer.total:,} {trainer.config.unit};"
+            f" --{trainer.config.total_setting.replace('_', '-')} N extends it"
         )
         if options.json:
             _print_json(
@@ -294,12 +310,14 @@ def resume(args: list[str]) -> int:
             )
         return 0
     before, after = (trainer.resumed or {}).get("progress_jump", (0.0, 0.0))
-    if before != after and rank() == 0:
+    schedule = getattr(trainer.config.algo_kwargs, "schedule", "constant")
+    nothing_decays = trainer.config.is_offline and schedule == "constant"
+    if before != after and rank() == 0 and not nothing_decays:
         say(
-            f"schedules now run over {trainer.horizon:,} steps: their progress jumps from"
-            f" {before:.1%} to {after:.1%}"
+            f"schedules now run over {trainer.horizon:,} {trainer.config.unit}: their progress"
+            f" jumps from {before:.1%} to {after:.1%}"
         )
-    return _finish(trainer.train(), options.json)
+    return _finish(trainer.train(), trainer.config, options.json)
 
 
 def evaluate(args: list[str]) -> int:

@@ -56,6 +56,8 @@ class Advice:
     transfer: float
     checkpoint_seconds: float
     tried: tuple[Result, ...]
+    unit: str = "steps"
+    """What the run counts, and rates are of."""
 
     def ratio(self, result: Result) -> float:
         """Return the speed relative to the unchanged config."""
@@ -100,6 +102,7 @@ def advise(
         transfer=first["transfer"],
         checkpoint_seconds=first["checkpoint_seconds"],
         tried=tuple(tried),
+        unit=config.unit,
     )
 
 
@@ -122,7 +125,8 @@ class _TrialRunner:
         reply = self._child(self._config, profile=True, limit=self._left())
         if reply is None:
             raise UserError(
-                f"a few iterations of {self._config.algo} on {self._config.env_id} take longer than"
+                f"a few iterations of {self._config.algo} on"
+                f" {self._config.env_id or self._config.dataset} take longer than"
                 " the time limit: raise --seconds"
             )
         if reply["error"] is not None:

@@ -66,13 +66,13 @@ def _as_text(advice: Advice, name: str, checkpoint_interval: int) -> str:
     base = advice.base
     if not advice.shares:
         return (
-            f"\n{name} on {advice.device}: roughly {base.rate:,.0f} steps/s, from its first"
+            f"\n{name} on {advice.device}: roughly {base.rate:,.0f} {advice.unit}/s, from its first"
             " iterations alone.\nThe time limit was reached before the parts of a step were"
             " measured: raise --seconds.\n"
         )
     lines = [
         "",
-        f"{name} on {advice.device}: {base.rate:,.0f} steps/s (+/- {base.spread:.0%})",
+        f"{name} on {advice.device}: {base.rate:,.0f} {advice.unit}/s (+/- {base.spread:.0%})",
         "",
         "share of the time",
         *(f"  {part:12s} {share:6.1%}" for part, share in _parts(advice).items()),
@@ -98,7 +98,7 @@ def _checkpoint_share(advice: Advice, interval: int) -> str:
         return f"{each})"
     between = interval / advice.base.rate
     share = advice.checkpoint_seconds / (between + advice.checkpoint_seconds)
-    return f"{each}: {share:.1%} at one every {interval:,} steps)"
+    return f"{each}: {share:.1%} at one every {interval:,} {advice.unit})"
 
 
 def _row(advice: Advice, result: Result) -> str:
@@ -108,7 +108,7 @@ def _row(advice: Advice, result: Result) -> str:
     verdict = "faster" if advice.is_faster(result) else "no clear gain"
     if advice.is_slower(result):
         verdict = "slower"
-    figures = f"{result.rate:9,.0f} steps/s  {advice.ratio(result):5.2f}x"
+    figures = f"{result.rate:9,.0f} {advice.unit}/s  {advice.ratio(result):5.2f}x"
     return f"{result.trial.name:40s} {figures}  {verdict} (noise {noise:.0%})"
 
 

@@ -21,6 +21,7 @@ from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.errors import UserError
 from rl_training.runtime.callbacks import Callback, CheckpointSaved, IterationEnd
 from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.offline import OfflineTrainer
 from rl_training.runtime.setup import ExperimentManager
 from rl_training.runtime.trainer import Trainer
 
@@ -67,7 +68,7 @@ def shortened(config: TrainConfig[Any], folder: str) -> TrainConfig[Any]:
     """Return the config of the measured run."""
     knobs = config.algo_kwargs
     changed: dict[str, Any] = {}
-    if hasattr(knobs, "learning_starts"):
+    if hasattr(knobs, "learning_starts") and not config.is_offline:
         changed["learning_starts"] = min(knobs.learning_starts, _WARM_UP_STEPS)
         # A replay buffer of a million images takes seconds to allocate.
         changed["buffer_size"] = min(knobs.buffer_size, _LARGEST_REPLAY)
@@ -76,9 +77,9 @@ def shortened(config: TrainConfig[Any], folder: str) -> TrainConfig[Any]:
     if hasattr(knobs, "policy_phases"):
         # The time of an auxiliary phase is proportional to the number of rollouts before it.
         changed["policy_phases"] = min(knobs.policy_phases, _POLICY_PHASES)
+    changed[config.total_setting] = _ENDLESS
     return config.with_overrides(
         output_dir=folder,
-        total_timesteps=_ENDLESS,
         progress=False,
         wandb=False,
         eval_episodes=0,
@@ -104,7 +105,7 @@ class Clock(Callback):
     def on_start(self, trainer: Trainer) -> None:
         """Begin with short iterations, so that slow steps are reported soon."""
         self.reply.device = trainer.device.type
-        if isinstance(trainer, OffPolicyTrainer):
+        if isinstance(trainer, OffPolicyTrainer | OfflineTrainer):
             self._longest_iteration = trainer.iteration_steps
             trainer.iteration_steps = min(_FIRST_ITERATION, trainer.iteration_steps)
         self._last = time.perf_counter()
@@ -162,7 +163,10 @@ class Clock(Callback):
 
     def _lengthen(self, trainer: Trainer, now: float) -> None:
         """Lengthen iterations of fast steps, so that reporting takes a small share of the time."""
-        if isinstance(trainer, OffPolicyTrainer) and now - self._last < _SHORT_ITERATION:
+        if (
+            isinstance(trainer, OffPolicyTrainer | OfflineTrainer)
+            and now - self._last < _SHORT_ITERATION
+        ):
             trainer.iteration_steps = min(2 * trainer.iteration_steps, self._longest_iteration)
         self._last = now
 

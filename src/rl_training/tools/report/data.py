@@ -140,12 +140,17 @@ def read_run(folder: Path, metrics: Sequence[str]) -> StoredRun:
         status=status,
         reason=reason,
         step=step,
-        total=summary.get("total_timesteps", config["total_timesteps"]),
+        total=_total(summary) or _total(config),
         seconds=log.seconds,
         series=log.series,
         metric_names=log.names,
         notes=log.notes,
     )
+
+
+def _total(content: Mapping[str, Any]) -> int:
+    """Return the steps that a run is to make; the updates of a run from a dataset alone."""
+    return int(content.get("total_updates") or content.get("total_timesteps") or 0)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -158,8 +163,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DamagedError("config.yaml does not contain settings")
     flat = dict(_flatten(plain_mapping(content, path.name)))
+    if flat.get("env_id") == "":  # a run from a dataset, without an environment
+        flat["env_id"] = flat.get("dataset")
     require_names(path.name, flat, "algo", "env_id")
     require_counts(path.name, flat, seed=10**100, total_timesteps=MAX_STEP)
+    if "total_updates" in flat:
+        require_counts(path.name, flat, total_updates=MAX_STEP)
     flat.pop("format", None)
     return flat
 
@@ -180,7 +189,8 @@ def _read_summary(path: Path) -> dict[str, Any]:
         return {}
     content = read_mapping(path)
     require_names(path.name, content, "status")
-    require_counts(path.name, content, global_step=MAX_STEP, total_timesteps=MAX_STEP)
+    total = "total_updates" if "total_updates" in content else "total_timesteps"
+    require_counts(path.name, content, global_step=MAX_STEP, **{total: MAX_STEP})
     return content
 
 

@@ -130,7 +130,7 @@ def runs_table(env_id: str, results: Sequence[GroupResult]) -> str:
 def _run_row(result: GroupResult, run: StoredRun) -> list[str]:
     value = last_value(run, result.metric)
     remarks = [*run.notes]
-    if run.reason and run.reason != "total_timesteps reached":
+    if run.reason and run.reason not in ("total_timesteps reached", "total_updates reached"):
         remarks.insert(0, run.reason)
     if run.finished and run not in result.group.counted:
         remarks.append("not aggregated: a newer run has this seed")

@@ -1,0 +1,1 @@
+"""``rl-training dataset``: lists, describes and writes datasets of recorded episodes."""
