@@ -23,7 +23,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt $(CORE)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,offline,video,report,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,offline,ray,video,report,docs,dev]'
 	@touch $@
 
 $(BENCH): pyproject.toml constraints.txt $(CORE)
@@ -75,8 +75,9 @@ bench: $(BENCH) ## measure speed against Stable-Baselines3 on this machine
 	$(BIN)/python benchmarks/off_policy.py
 	$(BIN)/python benchmarks/atari.py
 
-bench-scale: $(CORE) ## measure torchrun with two ranks against one process (4 minutes)
-	$(BIN)/python benchmarks/scale.py
+bench-scale: $(DEV) ## measure torchrun and Ray against one process (8 minutes)
+	$(BIN)/python benchmarks/scale.py torchrun
+	$(BIN)/python benchmarks/scale.py ray
 
 bench-offline: $(DEV) ## compare with d3rlpy: PEER_PYTHON=... DATASETS="ID ..." [UPDATES=20000] [EXPERT=ENV=RETURN]
 	@test -n "$(PEER_PYTHON)" && test -n "$(DATASETS)" || \

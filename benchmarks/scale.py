@@ -1,6 +1,6 @@
-"""What torchrun gains and costs: two ranks against one process, one rank against a plain run.
+"""What torchrun and Ray gain and cost, against one process and against each other.
 
-    python benchmarks/scale.py [--rounds 5]
+    python benchmarks/scale.py [torchrun | ray] [--rounds 5]
 
 PPO with sync vectorisation on an environment that computes for one millisecond per step, so that
 nearly all of the time is the environments'. Two comparisons, each with the same settings:
@@ -11,8 +11,16 @@ nearly all of the time is the environments'. Two comparisons, each with the same
 
 Steps per second are those that the run itself logs: start-up is not counted. Nothing is evaluated.
 The share of learning is printed too (it should be below 10%); on several ranks it includes waiting
-for the slowest one. Rounds alternate between contenders, and the median counts. The default takes
-four minutes; leave the machine idle meanwhile.
+for the slowest one.
+
+With ``ray`` the environment sleeps for one millisecond per step, and so many epochs are learnt that
+learning takes about as long as collecting. Two environments, in two processes on every side:
+
+1. ``lag: 1`` should take 0.7 of the time of ``lag: 0`` or less (1.43 times as fast);
+2. Ray with ``lag: 0`` should be 0.85 times as fast as ``vectorization: async`` or faster.
+
+Rounds alternate between contenders, and the median counts. Each takes four minutes; leave the
+machine idle meanwhile.
 """
 
 from __future__ import annotations
@@ -40,17 +48,32 @@ SECONDS_OF_WORK = 1e-3
 
 class Contender(NamedTuple):
     shards: int
-    ranks: int
+    ranks: int = 0
     """Processes that torchrun starts; 0: without torchrun."""
+    settings: dict[str, Any] = {}  # noqa: RUF012 - of a NamedTuple
+    """Further settings of the run."""
 
 
-CONTENDERS = {
-    "2 shards, one process": Contender(2, 0),
+OF_TORCHRUN = {
+    "2 shards, one process": Contender(2),
     "2 shards, torchrun, 2 ranks": Contender(2, 2),
-    "1 shard, plain run": Contender(1, 0),
+    "1 shard, plain run": Contender(1),
     "1 shard, torchrun, 1 rank": Contender(1, 1),
 }
-ONE_PROCESS, TWO_RANKS, PLAIN, ONE_RANK = CONTENDERS
+ONE_PROCESS, TWO_RANKS, PLAIN, ONE_RANK = OF_TORCHRUN
+OF_RAY = {
+    "local, async workers": Contender(1, settings={"vectorization": "async"}),
+    "ray, lag 0": Contender(2, settings={"engine": "ray"}),
+    "ray, lag 1": Contender(2, settings={"engine": "ray", "lag": 1}),
+}
+ASYNC, RAY, LAG = OF_RAY
+CONTENDERS = {**OF_TORCHRUN, **OF_RAY}
+SLEEPING: dict[str, Any] = {
+    "num_envs": 2,
+    "total_timesteps": 8 * 2 * 512,
+    "algo_kwargs": {"num_steps": 512, "hidden_sizes": (128, 128), "update_epochs": 52},
+}
+"""Settings of the runs whose environments sleep."""
 
 
 class Ratio(NamedTuple):
@@ -61,7 +84,10 @@ class Ratio(NamedTuple):
     least: float
 
 
-RATIOS = (Ratio(TWO_RANKS, ONE_PROCESS, 1.6), Ratio(ONE_RANK, PLAIN, 0.95))
+RATIOS = {
+    "torchrun": (Ratio(TWO_RANKS, ONE_PROCESS, 1.6), Ratio(ONE_RANK, PLAIN, 0.95)),
+    "ray": (Ratio(LAG, RAY, 1 / 0.7), Ratio(RAY, ASYNC, 0.85)),
+}
 
 
 def compute(number: int, loops: int) -> int:
@@ -105,24 +131,40 @@ class ComputingEnv(gym.Env[Any, Any]):
         return np.array(parts, np.float32) / 127.5 - 1
 
 
+class SleepingEnv(ComputingEnv):
+    """Waits for a millisecond per step, as for a simulator elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(loops=1)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(SECONDS_OF_WORK)
+        return super().step(action)
+
+
 def train(name: str, folder: Path, loops: int) -> None:
     """Train one contender in this process, or as one rank of it; write how fast it was."""
     from rl_training import TrainConfig
     from rl_training.runtime.setup import ExperimentManager
 
+    sizes = {
+        "total_timesteps": ROLLOUTS * NUM_ENVS * NUM_STEPS,
+        "num_envs": NUM_ENVS,
+        "algo_kwargs": {"num_steps": NUM_STEPS},
+    }
+    contender = CONTENDERS[name]
     config: TrainConfig[Any] = TrainConfig(
         algo="ppo",
-        total_timesteps=ROLLOUTS * NUM_ENVS * NUM_STEPS,
-        num_envs=NUM_ENVS,
-        shards=CONTENDERS[name].shards,
+        shards=contender.shards,
         seed=1,
         device="cpu",
         eval_episodes=0,
         progress=False,
         tensorboard=False,
-        algo_kwargs={"num_steps": NUM_STEPS},
+        **(SLEEPING if name in OF_RAY else sizes),
+        **contender.settings,
     )
-    env_fn = functools.partial(ComputingEnv, loops)
+    env_fn = SleepingEnv if name in OF_RAY else functools.partial(ComputingEnv, loops)
     trainer = ExperimentManager.setup(config, env_fn=env_fn, run_dir=folder / "run")
     spent: dict[str, float] = {}
     trainer.measure(lambda part, function: _timed(spent, part, function))
@@ -175,18 +217,22 @@ def digest_of(folder: Path) -> str:
     return state_digest(state)
 
 
-def compare(rounds: int) -> bool:
+def compare(engine: str, rounds: int) -> bool:
     """Measure and print; return whether checkpoints are equal and every bar is reached."""
     loops = loops_of(SECONDS_OF_WORK)
+    sizes = f"{NUM_ENVS} environments, rollouts of {NUM_STEPS} steps, {loops:,} loops per step"
+    if engine == "ray":
+        sizes = "2 environments, rollouts of 512 steps, asleep in every step"
     print(
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; PPO, {NUM_ENVS} environments,"
-        f" rollouts of {NUM_STEPS} steps, {loops:,} loops per step ({1e3 * SECONDS_OF_WORK:g} ms)"
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; PPO, {sizes}"
+        f" ({1e3 * SECONDS_OF_WORK:g} ms)"
     )
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    contenders = OF_RAY if engine == "ray" else OF_TORCHRUN
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     equal = True
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as root:
-            folders = {name: Path(root) / str(i) for i, name in enumerate(CONTENDERS)}
+            folders = {name: Path(root) / str(i) for i, name in enumerate(contenders)}
             for name, folder in folders.items():
                 found = measure(name, folder, loops)
                 rates[name].append(found["steps_per_second"])
@@ -196,13 +242,18 @@ def compare(rounds: int) -> bool:
                     f" {found['learning']:5.1%}",
                     flush=True,
                 )
-            equal = equal and digest_of(folders[ONE_PROCESS]) == digest_of(folders[TWO_RANKS])
+            if engine == "torchrun":
+                one, two = digest_of(folders[ONE_PROCESS]), digest_of(folders[TWO_RANKS])
+                equal = equal and one == two
     print(f"\nmedian of {rounds}, and the range")
     for name, found_rates in rates.items():
         low, high = min(found_rates), max(found_rates)
         print(f"{name:28s} {statistics.median(found_rates):7,.0f} ({low:,.0f} to {high:,.0f})")
-    reached = [print_ratio(ratio, rates) for ratio in RATIOS]
-    print(f"last checkpoints of 2 shards are {'equal' if equal else 'DIFFERENT'} in every round")
+    reached = [print_ratio(ratio, rates) for ratio in RATIOS[engine]]
+    if engine == "torchrun":
+        print(
+            f"last checkpoints of 2 shards are {'equal' if equal else 'DIFFERENT'} in every round"
+        )
     return equal and all(reached)
 
 
@@ -220,6 +271,7 @@ def print_ratio(ratio: Ratio, rates: dict[str, list[float]]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("engine", nargs="?", choices=list(RATIOS), default="torchrun")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -228,7 +280,7 @@ def main() -> int:
     if args.child:
         train(args.child, args.folder, args.loops)
         return 0
-    return 0 if compare(args.rounds) else 1
+    return 0 if compare(args.engine, args.rounds) else 1
 
 
 if __name__ == "__main__":

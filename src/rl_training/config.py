@@ -175,11 +175,23 @@ class TrainConfig(Generic[AlgoConfig]):
     does not."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of gymnasium.make (on the command line as YAML: '{gravity: -5.0}')."""
+    engine: Literal["local", "ray"] = "local"
+    """What steps the environments of training: 'local', this process (and its workers, see
+    vectorization); 'ray', a Ray actor per shard."""
+    lag: Literal[0, 1] = 0
+    """Learning phases that acting may be behind, with engine: ray. 1: the next rollout is collected
+    while this one is learnt from, with the weights from before that."""
+    worker_cpus: float = 1.0
+    """CPUs that each Ray actor requests (logical: nothing binds it to them)."""
+    max_worker_failures: int = 3
+    """Failures in a row of a Ray actor that end the run; until then it is replaced, and its steps
+    are taken again."""
     vectorization: Literal["sync", "async", "native"] = "sync"
     """'sync': all in this process; 'async': one process each; 'native': the environment's own
     vector implementation."""
     worker_timeout: float = 60.0
-    """Seconds that an async worker may take for a step or reset before the run fails."""
+    """Seconds that an async worker may take for a step or reset before the run fails, and a Ray
+    actor before it is replaced."""
     max_recorded_steps: int = 100_000
     """Steps recorded per episode for exact resume. In a longer episode a warning is printed and
     resume is approximate: it starts a new episode."""
@@ -286,7 +298,9 @@ class TrainConfig(Generic[AlgoConfig]):
         steps = self.log_interval_steps
         require(steps >= 1, "log_interval_steps", "at least 1", steps)
         require(self.keep_checkpoints >= 1, "keep_checkpoints", "at least 1", self.keep_checkpoints)
-        for name in ("worker_timeout", "clip_obs", "clip_reward"):
+        least = self.max_worker_failures
+        require(least >= 1, "max_worker_failures", "at least 1", least)
+        for name in ("worker_timeout", "worker_cpus", "clip_obs", "clip_reward"):
             require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         if self.torch_threads is not None:
             require(self.torch_threads >= 1, "torch_threads", "at least 1", self.torch_threads)
@@ -306,6 +320,8 @@ class TrainConfig(Generic[AlgoConfig]):
             overlap=self.overlap,
             shards=self.shards,
             dataset=self.dataset is not None,
+            engine=self.engine,
+            lag=self.lag,
         )
         self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
 

@@ -23,6 +23,10 @@ class WorkerError(RuntimeError):
     """An environment worker raised, hung or died; the message holds its traceback."""
 
 
+class LostWorkerError(WorkerError):
+    """Every worker that was started for a shard failed; what was trained so far is whole."""
+
+
 class EnvironmentFailure(RuntimeError):  # noqa: N818 - 'EnvironmentError' is taken
     """An environment violated the Gymnasium API or raised an error."""
 

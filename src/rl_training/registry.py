@@ -35,8 +35,8 @@ _DISCRETE, _BOUNDED_BOX = "Discrete", "bounded Box"
 _ANY_ACTION = (_DISCRETE, _BOUNDED_BOX, "unbounded Box", "MultiDiscrete", "MultiBinary")
 _ANY_OBSERVATION = (VECTOR, IMAGE, DICT)
 _ANY_ACCELERATION = ("eager", "compile", "cudagraph")
-TORCHRUN = "torchrun"
-_ANY_ENGINE = ("local", TORCHRUN)
+TORCHRUN, RAY = "torchrun", "ray"
+_ANY_ENGINE = ("local", TORCHRUN, RAY)
 
 
 class Entry(NamedTuple):
@@ -58,8 +58,10 @@ class Entry(NamedTuple):
     """Allowed values of ``acceleration``."""
     engines: tuple[str, ...] = ("local",)
     """What can run it: "local", one process and one shard; "torchrun", any number of shards in one
-    process or in several. Of an entry with "torchrun", `AlgorithmSpec.build` takes a `Communicator`
-    and `AlgorithmSpec.actor` a shard."""
+    process or in several; "ray", environments stepped by Ray actors. Of an entry with "torchrun",
+    `AlgorithmSpec.build` takes a `Communicator` and `AlgorithmSpec.actor` a shard."""
+    lag: bool = False
+    """Whether it can learn from rollouts of a policy that is older than its weights."""
     online: bool = True
     """Whether it can learn from environments that it steps."""
     offline: bool = False
@@ -135,6 +137,7 @@ ALGORITHMS = Registry(
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            lag=True,
             title="Proximal policy optimisation",
         ),
         "a2c": Entry(
@@ -145,6 +148,7 @@ ALGORITHMS = Registry(
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            lag=True,
             title="Advantage actor-critic",
         ),
         "recurrent_ppo": Entry(
@@ -156,6 +160,7 @@ ALGORITHMS = Registry(
             masks=True,
             class_name="RecurrentPPO",
             engines=_ANY_ENGINE,
+            lag=True,
             title="PPO with an LSTM",
         ),
         "ppg": Entry(
@@ -166,6 +171,7 @@ ALGORITHMS = Registry(
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            lag=True,
             title="Phasic policy gradient",
         ),
         "dqn": Entry(
@@ -316,10 +322,30 @@ def config_type(name: str) -> type[Any]:
 
 
 def check_settings(
-    name: str, *, acceleration: str, overlap: bool, shards: int = 1, dataset: bool = False
+    name: str,
+    *,
+    acceleration: str,
+    overlap: bool,
+    shards: int = 1,
+    dataset: bool = False,
+    engine: str = "local",
+    lag: int = 0,
 ) -> None:
     """Refuse settings of a run that an algorithm does not support."""
     entry = find_entry(name)
+    if engine not in entry.engines:
+        raise ConfigError(
+            f"'engine' must be {' or '.join(one for one in entry.engines if one != TORCHRUN)} for"
+            f" {name}; got {engine!r}{others_with_engine(engine)}"
+        )
+    if lag and engine != RAY:
+        raise ConfigError(f"'lag' must be 0 with engine: {engine}; got {lag} (or set engine: ray)")
+    if lag and not entry.lag:
+        raise ConfigError(
+            f"'lag' must be 0 for {name}; got {lag}{_others(entry, lambda one: one.lag)}"
+        )
+    if overlap and engine == RAY:
+        raise ConfigError("'overlap' does not work with engine: ray")
     if dataset and not (entry.offline or entry.prior_data):
         found = _names(lambda one: one.offline or one.prior_data)
         raise ConfigError(f"{name} does not learn from a dataset; use {found}")

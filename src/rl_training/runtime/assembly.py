@@ -53,6 +53,8 @@ def assemble(
     _seed_globals(config.seed)
     if config.is_offline:
         return _assemble_offline(config, env_fn, threads, ranks)
+    if config.engine == "ray":
+        return _assemble_remote(config, env_fn, threads, ranks)
     spec, communicator = get_spec(config.algo), ranks.communicator
     envs: list[Adapter] = []
     try:
@@ -69,7 +71,7 @@ def assemble(
             count = pick_threads(config, obs_spec, device) if threads is None else threads
             learner = build_algorithm(config, obs_spec, action_spec, device, count, communicator)
             pairs = zip(communicator.local, envs, strict=True)
-            sources = [_shard_source(spec, learner, config, device, *pair) for pair in pairs]
+            sources = [shard_source(spec, learner, config, device, *pair) for pair in pairs]
             has_data = config.dataset is not None
             data = prior_data(config, env_fn, sources[0].info) if has_data else None
     except BaseException:
@@ -120,7 +122,48 @@ def _assemble_offline(
     )
 
 
-def _shard_source(
+def _assemble_remote(
+    config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None, ranks: Ranks
+) -> Setup:
+    """Return the parts of a run whose environments are stepped by Ray actors."""
+    from rl_training.runtime.ray_workers import RayWorkers
+    from rl_training.runtime.remote_source import RemoteSource
+
+    if ranks.several:
+        raise ConfigError("engine: ray needs no torchrun: it starts the workers itself")
+    make_adapter(config, env_fn).close()  # what is wrong with it is found before workers start
+    source = RemoteSource(RayWorkers(config, env_fn, threads), config, ranks.communicator)
+    try:
+        obs_spec, action_spec = source.info.obs_spec, source.info.action_spec
+        device = pick_device(config.device, obs_spec)
+        check_acceleration(config.acceleration, device)
+        check_precision(config.precision, device, obs_spec)
+        count = pick_threads(config, obs_spec, device) if threads is None else threads
+        learner = build_algorithm(config, obs_spec, action_spec, device, count, ranks.communicator)
+        source.publish(learner.module, 0)
+        has_data = config.dataset is not None
+        data = prior_data(config, env_fn, source.info) if has_data else None
+    except BaseException:
+        source.close()
+        raise
+    spaces = (obs_spec, action_spec)
+    return Setup(
+        spec=get_spec(config.algo),
+        config=config,
+        learner=learner,
+        source=source,
+        make_eval_env=lambda episodes, first_index, shard: make_eval_env(
+            config, episodes, env_fn, spaces, first_index, shard
+        ),
+        custom_env=env_fn is not None,
+        device=device,
+        threads=count,
+        ranks=ranks,
+        prior_data=data,
+    )
+
+
+def shard_source(
     spec: AlgorithmSpec,
     learner: Any,
     config: TrainConfig[Any],
@@ -143,13 +186,16 @@ def _recording_actor(
     """Return the exploring actor, which records with each step what the spec requests."""
     has_shards = TORCHRUN in find_entry(config.algo).engines
     actor: Any = spec.actor(learner, config, device, *((shard,) if has_shards else ()))
-    if spec.records:
+    records = spec.records
+    if config.lag:  # the weights that learn are newer than those that acted
+        records |= {"logprobs"}
+    if records:
         if not hasattr(actor, "record"):
             raise ConfigError(
-                f"{spec.name} requests {', '.join(sorted(spec.records))} with each step, which its"
+                f"{spec.name} requests {', '.join(sorted(records))} with each step, which its"
                 f" actor {type(actor).__name__} cannot record"
             )
-        actor.record(spec.records)
+        actor.record(records)
     return actor  # type: ignore[no-any-return]
 
 

@@ -45,6 +45,7 @@ class Changes:
     device: str | None
     acceleration: str | None
     replay: Replay
+    engine: str | None = None
 
 
 def run_folder_of(path: Path) -> Path:
@@ -121,8 +122,12 @@ def restored_trainer(
 
 
 def _moved(config: TrainConfig[Any], changes: Changes) -> TrainConfig[Any]:
-    """The config on another device or with another acceleration."""
-    moved = {"device": changes.device, "acceleration": changes.acceleration}
+    """The config on another device, with another acceleration or engine."""
+    moved = {
+        "device": changes.device,
+        "acceleration": changes.acceleration,
+        "engine": changes.engine,
+    }
     if changes.device == "cpu":
         if getattr(config.algo_kwargs, "replay_device", "cpu") != "cpu":
             warnings.warn("the replay moves to the CPU with the networks", stacklevel=4)

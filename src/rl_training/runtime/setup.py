@@ -94,6 +94,7 @@ class ExperimentManager:
         horizon: Horizon = "new",
         device: str | None = None,
         acceleration: str | None = None,
+        engine: str | None = None,
         replay: Replay = "saved",
         callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
@@ -103,9 +104,9 @@ class ExperimentManager:
 
         ``total_timesteps`` moves the end, ``total_updates`` that of a run from a dataset alone;
         schedules are then evaluated over the new total, or hold their final values with
-        ``horizon="keep"``. ``device`` and ``acceleration`` replace the run's own.
-        ``replay="empty"`` continues without the saved replay. ``trust`` says which modules the
-        checkpoint may name, where it was not written here by this user.
+        ``horizon="keep"``. ``device``, ``acceleration`` and ``engine``
+        replace the run's own. ``replay="empty"`` continues without the saved replay. ``trust`` says
+        which modules the checkpoint may name, where it was not written here by this user.
         """
         callbacks = as_callbacks(callbacks)
         start = connect()
@@ -120,7 +121,7 @@ class ExperimentManager:
                 state = load_state(path, trust=trust)
             with malformed_state(path):
                 changes = Changes(
-                    total_timesteps, total_updates, horizon, device, acceleration, replay
+                    total_timesteps, total_updates, horizon, device, acceleration, replay, engine
                 )
                 asked = {f"resume: {k}": v for k, v in dataclasses.asdict(changes).items()}
                 checkpoint_file = str(path.resolve())

@@ -19,8 +19,7 @@ from rl_training.communicator import (
 )
 from rl_training.runtime.episode_info import means_of_sums
 from rl_training.runtime.experience import Collected, ExperienceSource, OnStep, Timed
-from rl_training.runtime.sources import LocalSource
-from rl_training.types import Array, Episode, Obs, Progress, StopRequest, never
+from rl_training.types import Array, EnvInfo, Episode, Obs, Progress, StopRequest, never
 
 
 class ShardedSource:
@@ -30,10 +29,10 @@ class ShardedSource:
     turns, so that all of them, on whatever process, have the same number of steps.
     """
 
-    def __init__(self, shards: Sequence[LocalSource], communicator: Communicator) -> None:
+    def __init__(self, shards: Sequence[Any], communicator: Communicator) -> None:
         self.shards = list(shards)
         self._communicator = communicator
-        first = self.shards[0].info
+        first: EnvInfo = self.shards[0].info
         self.info = first._replace(num_envs=first.num_envs * communicator.shards)
         self.exact_elsewhere = True
         """Whether the environments of other processes can be restored bit for bit."""
@@ -68,8 +67,8 @@ class ShardedSource:
         parts: list[Collected] = []
         episodes: list[Episode] = []
 
-        def take(shard: LocalSource, own: Any, count: int, stop: StopRequest = never) -> int:
-            part = shard.collect(own, count, progress, stop)
+        def take(shard: Any, own: Any, count: int, stop: StopRequest = never) -> int:
+            part: Collected = shard.collect(own, count, progress, stop)
             parts.append(part)
             first = first_env(shard)  # episodes name environments by their index in the run
             episodes.extend(one._replace(env=first + one.env) for one in part.episodes)
@@ -173,4 +172,4 @@ def shard_sources(source: ExperienceSource) -> list[Any]:
 
 def first_env(source: Any) -> int:
     """Return the index in the run of the first environment of a shard's source."""
-    return int(source.env.first_index) if isinstance(source, LocalSource) else 0
+    return int(getattr(source, "first_env", 0))

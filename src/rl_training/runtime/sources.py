@@ -66,6 +66,11 @@ class LocalSource:
         return lambda: [info for read in readers for info in read()]
 
     @property
+    def first_env(self) -> int:
+        """The index in the run of the first of these environments."""
+        return int(self.env.first_index)
+
+    @property
     def episode_lengths(self) -> Array:
         """Steps so far of each environment's current episode."""
         return self.env.episode_lengths
@@ -186,11 +191,11 @@ class LocalSource:
         if self._episode_info is not None:
             self._episode_info.load_state_dict(state.get("episode_info", {}))
         if self.reward_normalizer is not None:
-            self.reward_normalizer.load_state_dict(_as_arrays(state["reward_normalizer"]))
+            self.reward_normalizer.load_state_dict(as_arrays(state["reward_normalizer"]))
         if state["obs"] is None:
             return True
         expected = tree_map(np.asarray, state["obs"])
-        self.obs, exact = self.env.load_state_dict(_as_arrays(state["env"]), expected)
+        self.obs, exact = self.env.load_state_dict(as_arrays(state["env"]), expected)
         if not exact:  # a recurrent state may belong to other episodes
             self.actor.reset(np.ones(self.info.num_envs, bool))
         return exact
@@ -298,12 +303,12 @@ def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _as_arrays(value: Any) -> Any:
+def as_arrays(value: Any) -> Any:
     """Stored tensors as the arrays that environments use."""
     if isinstance(value, Tensor):
         return value.numpy()
     if isinstance(value, dict):
-        return {key: _as_arrays(item) for key, item in value.items()}
+        return {key: as_arrays(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_as_arrays(item) for item in value]
+        return [as_arrays(item) for item in value]
     return value

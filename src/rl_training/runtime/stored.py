@@ -162,7 +162,8 @@ def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any])
     This is checked before memory is allocated.
     """
     knobs, counters = config.algo_kwargs, training["counters"]
-    sources = saved_shards(training["source"])
+    source = training["source"]
+    sources = saved_shards(source["shards"] if config.lag else source)
     if len(sources) != config.shards:
         raise _contradicted("shards", config.shards, f"{len(sources):,} shards")
     for source in sources:

@@ -30,6 +30,7 @@ from rl_training.checkpointing import state_digest, to_storable
 from rl_training.communicator import gather_state, local_state
 from rl_training.errors import (
     EnvironmentFailure,
+    LostWorkerError,
     NonFiniteError,
     Paused,
     StorageError,
@@ -331,7 +332,7 @@ class Trainer(ABC):
         while self.global_step < self.total and self._stop_reason is None:
             before = self.global_step
             with self._generator_watch:
-                done = self.iterate(Progress(before, self.horizon))
+                done = self._iterate(Progress(before, self.horizon))
             if done is None:
                 if self.stop_signal is not None:
                     return
@@ -349,6 +350,13 @@ class Trainer(ABC):
             self._lead(lambda event=event: self.reporter.report(event))  # type: ignore[misc]
             if self.stop_signal is not None:
                 return
+
+    def _iterate(self, progress: Progress) -> Iteration | None:
+        try:
+            return self.iterate(progress)
+        except LostWorkerError:  # its steps are in no buffer: a resume takes them again
+            self.save_before_failure()
+            raise
 
     @property
     def callbacks(self) -> list[Callback]:

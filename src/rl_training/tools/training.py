@@ -74,6 +74,7 @@ TRAIN_GROUPS = (
         "performance",
         ("device", "acceleration", "precision", "torch_threads", "overlap"),
     ),
+    Group("Ray", ("engine", "lag", "worker_cpus", "max_worker_failures")),
     Group("hyperparameters of {algo}", ("algo_kwargs",)),
     Group("Atari", ("preprocessing", "atari")),
 )  # fmt: skip
@@ -140,6 +141,8 @@ class ResumeArgs:
     """Device of the networks from now on; unset: as before."""
     acceleration: Literal["eager", "compile", "cudagraph"] | None = None
     """How updates run from now on; unset: as before."""
+    engine: Literal["local", "ray"] | None = None
+    """What steps the environments from now on; unset: as before. It does not change the result."""
     replay: Literal["saved", "empty"] = "saved"
     """Off-policy: continue with the saved replay buffer, or with an empty one."""
     trust_modules: tuple[str, ...] | None = None
@@ -288,6 +291,7 @@ def resume(args: list[str]) -> int:
         horizon=options.horizon,
         device=options.device,
         acceleration=options.acceleration,
+        engine=options.engine,
         replay=options.replay,
         trust=trust_from_flag(options.trust_modules),
     )
