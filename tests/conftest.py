@@ -34,6 +34,40 @@ QUICK_KNOBS["sac"] = QUICK_KNOBS["td3"] = {**QUICK_KNOBS["dqn"], "hidden_sizes":
 for _offline in ("bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     QUICK_KNOBS[_offline] = {"batch_size": 32, "hidden_sizes": [32, 32]}
 
+REPEATED = (
+    "test_atari_dqn_trainer_smoke.py::test_killed_and_resumed_equals_never_stopped[native",
+    "test_atari_envs.py::test_games_come_back_bit_for_bit[async-60]",
+    "test_atari_envs.py::test_no_ops_and_seeds_make_games_differ_and_repeat[sync]",
+    "test_atari_ppo_trainer_smoke.py::test_killed_and_resumed_equals_never_stopped[native",
+    "test_doctor.py::test_it_recommends_what_is_faster_and_changes_nothing",
+    "test_probes.py::test_box_actions_of_an_odd_scale[a2c]",
+    "test_probes.py::test_box_actions_of_an_odd_scale[recurrent_ppo]",
+    "test_probes.py::test_box_actions_of_an_odd_scale[sac]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[drqn]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[td3]",
+    "test_probes.py::test_value_that_depends_on_the_observation[drqn]",
+    "test_probes.py::test_value_that_depends_on_the_observation[sac]",
+    "test_probes.py::test_value_of_a_delayed_reward_is_discounted[drqn]",
+    "test_probes.py::test_value_of_a_delayed_reward_is_discounted[td3]",
+    "test_recurrent_ppo_trainer_smoke.py::test_it_learns_to_recall_the_first_observation[drqn]",
+    "test_remote_source.py::test_a_cluster_of_its_own_ends_with_the_run[Ctrl-C]",
+    "test_remote_source.py::test_a_killed_failed_or_hanging_worker_changes_nothing[0]",
+    "test_results_queue.py::test_the_time_limit_stops_the_runs",
+    "test_sac_trainer_smoke.py::test_mujoco_is_resumed_exactly[td3]",
+    "test_torchrun.py::test_rank_0_alone_writes_and_prints",
+    "test_zoo_presets.py::test_a_failed_run_does_not_sink_the_rest",
+    "test_zoo_presets.py::test_an_interrupted_benchmark_goes_on_where_it_stopped[Ctrl-C]",
+)
+"""Slow tests of what others test, too, with another algorithm or signal: in `make test-full`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `REPEATED`."""
+    for item in items:
+        if any(item.nodeid.startswith(f"tests/{name}") for name in REPEATED):
+            item.add_marker(pytest.mark.full)
+
+
 ONLINE = [name for name, entry in ALGORITHMS.items() if not entry.offline]
 """Algorithms that step environments, and only so."""
 
