@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import probe_envs  # noqa: F401 - registers environments
+from direct_workers import DirectWorkers
 from rl_training.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS
 
@@ -23,6 +24,8 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
     "dqn": {"learning_starts": 64, "batch_size": 32, "train_freq": 4, "buffer_size": 300},
 }
 QUICK_KNOBS["a2c"] = {"num_steps": 16}
+QUICK_KNOBS["impala"] = {"num_steps": 32, "num_minibatches": 2}
+QUICK_KNOBS["appo"] = {"num_steps": 64}
 QUICK_KNOBS["ppg"] = {"num_steps": 64, "policy_phases": 3, "aux_epochs": 2}
 QUICK_KNOBS["recurrent_ppo"] = {"num_steps": 64, "lstm_size": 16}
 QUICK_KNOBS["drqn"] = {
@@ -40,7 +43,17 @@ REPEATED = (
     "test_atari_envs.py::test_no_ops_and_seeds_make_games_differ_and_repeat[sync]",
     "test_atari_ppo_trainer_smoke.py::test_killed_and_resumed_equals_never_stopped[native",
     "test_doctor.py::test_it_recommends_what_is_faster_and_changes_nothing",
+    # Without a lag APPO is PPO bit for bit (test_vtrace_learner.py).
+    "test_pause.py::test_interrupted_anywhere_it_ends_the_same[appo]",
+    "test_resume.py::test_every_algorithm_stops_and_resumes_exactly[appo]",
+    "test_probes.py::test_box_actions_of_an_odd_scale[appo]",
+    "test_probes.py::test_masked_actions_are_honoured_and_learnt[appo]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[appo]",
+    "test_probes.py::test_value_of_a_constant_reward[appo]",
+    "test_probes.py::test_value_of_a_delayed_reward_is_discounted[appo]",
+    "test_probes.py::test_value_that_depends_on_the_observation[appo]",
     "test_probes.py::test_box_actions_of_an_odd_scale[a2c]",
+    "test_probes.py::test_box_actions_of_an_odd_scale[impala]",
     "test_probes.py::test_box_actions_of_an_odd_scale[recurrent_ppo]",
     "test_probes.py::test_box_actions_of_an_odd_scale[sac]",
     "test_probes.py::test_policy_that_depends_on_the_observation[drqn]",
@@ -189,3 +202,13 @@ def make_config(tmp_path: Path, recorded_data: RecordedData) -> MakeConfig:
         return base.with_overrides(**{**QUICK_KNOBS[algo], **overrides})
 
     return make
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> type[DirectWorkers]:
+    """Let engine: ray use workers in this process."""
+    from rl_training.runtime import ray_workers
+
+    workers = type("Workers", (DirectWorkers,), {})
+    monkeypatch.setattr(ray_workers, "RayWorkers", workers)
+    return workers

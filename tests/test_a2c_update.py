@@ -14,6 +14,7 @@ from torch.distributions import Categorical, Normal
 
 from rl_training.algorithms.a2c import A2C, A2CConfig, a2c_loss
 from rl_training.algorithms.acceleration import Acceleration
+from rl_training.algorithms.ppo import OnPolicyConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError, Paused
 from rl_training.models.mlp_actor_critic import MLPActorCritic
@@ -150,7 +151,7 @@ def plain_update(
     model: MLPActorCritic,
     optimizer: torch.optim.Optimizer,
     rollout: RolloutBuffer,
-    config: A2CConfig,
+    config: OnPolicyConfig,
 ) -> None:
     """The same update with torch's own distributions, optimizer and gradient clipping."""
     obs, actions = rollout.flat()["obs"], rollout.flat()["actions"]

@@ -132,8 +132,8 @@ def test_a_knob_at_top_level_is_sent_to_algo_kwargs(algo: str) -> None:
 
 
 def test_an_unknown_algorithm_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"unknown algo 'pppo'. Did you mean 'ppo'\?"):
-        config(algo="pppo")
+    with pytest.raises(ConfigError, match=r"unknown algo 'ppoo'. Did you mean 'ppo'\?"):
+        config(algo="ppoo")
 
 
 # -- wrong types and impossible values -------------------------------------------------------------

@@ -7,100 +7,30 @@ can be tried; the second one uses Ray.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import MakeConfig
+from direct_workers import DirectWorkers
 from remote_env import LoggedEnv
 from rl_training.errors import ConfigError, LostWorkerError, Paused
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.registry import ALGORITHMS, RAY
 from rl_training.runtime import ray_workers
 from rl_training.runtime.callbacks import Callback, IterationEnd
-from rl_training.runtime.remote_source import Weights
-from rl_training.runtime.remote_worker import Described, Request, ShardWorker
 from rl_training.runtime.workflows import resume_training
 from state_compare import assert_same_run, differences, final_state, metric_rows
 
 REMOTE = [name for name, entry in ALGORITHMS.items() if RAY in entry.engines]
-LAGGING = [name for name, entry in ALGORITHMS.items() if entry.lag]
-
-
-def copied(value: Any) -> Any:
-    """A value as another process would receive it."""
-    return pickle.loads(pickle.dumps(value))
-
-
-class DirectWorker:
-    """A worker in this process. ``broken`` decides before every answer whether it is lost."""
-
-    def __init__(self, worker: ShardWorker, broken: Callable[[], bool]) -> None:
-        self.worker = worker
-        self.broken = broken
-        self.weights: int | None = None
-        self.answers: Iterator[Any] = iter(())
-
-    def describe(self) -> Described:
-        return copied(self.worker.describe())  # type: ignore[no-any-return]
-
-    def load_weights(self, weights: Weights) -> None:
-        if self.weights != weights.number:
-            self.worker.load_weights(weights.version, copied(weights.put))
-            self.weights = weights.number
-
-    def load_state(self, name: int, state: Mapping[str, Any]) -> bool:
-        return self.worker.load_state(name, copied(dict(state)))
-
-    def start(self, request: Request) -> None:
-        self.answers = self.worker.take(copied(request))
-
-    def poll(self) -> Any:
-        answer = next(self.answers)
-        return RuntimeError("lost") if self.broken() else copied(answer)
-
-    def kill(self) -> None:
-        self.worker.close()
-
-
-class DirectWorkers:
-    """Starts workers in this process."""
-
-    broken: Callable[[], bool] = staticmethod(lambda: False)
-    started = 0
-
-    def __init__(self, config: Any, env_fn: Any, threads: int | None) -> None:
-        self.arguments = (config, env_fn, threads)
-
-    def start(self, shard: int) -> DirectWorker:
-        config, env_fn, threads = self.arguments
-        type(self).started += 1
-        return DirectWorker(ShardWorker(copied(config), env_fn, shard, threads), self.broken)
-
-    def put(self, weights: Mapping[str, Any]) -> Any:
-        return copied(dict(weights))
-
-    def wait(self, handles: Sequence[Any], seconds: float) -> None:
-        del handles, seconds
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def direct(monkeypatch: pytest.MonkeyPatch) -> type[DirectWorkers]:
-    """Let engine: ray use workers in this process."""
-    workers = type("Workers", (DirectWorkers,), {})
-    monkeypatch.setattr(ray_workers, "RayWorkers", workers)
-    return workers
+LAGGING = [name for name, entry in ALGORITHMS.items() if 1 in entry.lags]
 
 
 def state_of(run: Path) -> dict[str, Any]:
@@ -116,7 +46,7 @@ def same(a: Path, b: Path) -> bool:
 
 
 def config_of(algo: str, make_config: MakeConfig, **settings: Any) -> Any:
-    on_policy = ALGORITHMS[algo].lag
+    on_policy = 1 in ALGORITHMS[algo].lags
     more: dict[str, Any] = {"normalize_reward": True} if on_policy else {}
     if algo == "recurrent_ppo":
         more["num_minibatches"] = 2
@@ -252,7 +182,12 @@ def test_the_engine_may_change_in_between(
     ("settings", "message"),
     [
         ({"lag": 1}, "'lag' must be 0 with engine: local"),
-        ({"algo": "dqn", "engine": "ray", "lag": 1}, "'lag' must be 0 for dqn; got 1; use ppo"),
+        (
+            {"algo": "dqn", "engine": "ray", "lag": 1},
+            "'lag' must be 0 or async for dqn; got 1; use",
+        ),
+        ({"engine": "ray", "lag": "async"}, "'lag' must be 0 or 1 for ppo; got async; use impala"),
+        ({"algo": "sac", "lag": "async"}, "'lag' must be 0 with engine: local"),
         ({"algo": "bc", "engine": "ray"}, "'engine' must be local for bc"),
         ({"engine": "ray", "worker_cpus": 0.0}, "'worker_cpus' must be above 0"),
         ({"engine": "ray", "max_worker_failures": 0}, "'max_worker_failures' must be at least 1"),

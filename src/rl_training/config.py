@@ -178,9 +178,10 @@ class TrainConfig(Generic[AlgoConfig]):
     engine: Literal["local", "ray"] = "local"
     """What steps the environments of training: 'local', this process (and its workers, see
     vectorization); 'ray', a Ray actor per shard."""
-    lag: Literal[0, 1] = 0
+    lag: Literal[0, 1, "async"] = 0
     """Learning phases that acting may be behind, with engine: ray. 1: the next rollout is collected
-    while this one is learnt from, with the weights from before that."""
+    while this one is learnt from, with the weights from before that. 'async': workers collect all
+    the time, and what they send is learnt from in the order of arrival; not reproducible."""
     worker_cpus: float = 1.0
     """CPUs that each Ray actor requests (logical: nothing binds it to them)."""
     max_worker_failures: int = 3

@@ -37,6 +37,7 @@ _ANY_OBSERVATION = (VECTOR, IMAGE, DICT)
 _ANY_ACCELERATION = ("eager", "compile", "cudagraph")
 TORCHRUN, RAY = "torchrun", "ray"
 _ANY_ENGINE = ("local", TORCHRUN, RAY)
+ASYNC = "async"
 
 
 class Entry(NamedTuple):
@@ -60,8 +61,8 @@ class Entry(NamedTuple):
     """What can run it: "local", one process and one shard; "torchrun", any number of shards in one
     process or in several; "ray", environments stepped by Ray actors. Of an entry with "torchrun",
     `AlgorithmSpec.build` takes a `Communicator` and `AlgorithmSpec.actor` a shard."""
-    lag: bool = False
-    """Whether it can learn from rollouts of a policy that is older than its weights."""
+    lags: tuple[int | str, ...] = (0,)
+    """Allowed values of ``lag``: by how many learning phases acting may be behind."""
     online: bool = True
     """Whether it can learn from environments that it steps."""
     offline: bool = False
@@ -137,7 +138,7 @@ ALGORITHMS = Registry(
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
-            lag=True,
+            lags=(0, 1),
             title="Proximal policy optimisation",
         ),
         "a2c": Entry(
@@ -148,7 +149,7 @@ ALGORITHMS = Registry(
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
-            lag=True,
+            lags=(0, 1),
             title="Advantage actor-critic",
         ),
         "recurrent_ppo": Entry(
@@ -160,7 +161,7 @@ ALGORITHMS = Registry(
             masks=True,
             class_name="RecurrentPPO",
             engines=_ANY_ENGINE,
-            lag=True,
+            lags=(0, 1),
             title="PPO with an LSTM",
         ),
         "ppg": Entry(
@@ -171,8 +172,30 @@ ALGORITHMS = Registry(
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
-            lag=True,
+            lags=(0, 1),
             title="Phasic policy gradient",
+        ),
+        "impala": Entry(
+            "rl_training.algorithms.impala:IMPALAConfig",
+            "rl_training.runtime.impala_trainer:SPEC",
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
+            lags=(0, 1, ASYNC),
+            title="Actor-critic with V-trace",
+        ),
+        "appo": Entry(
+            "rl_training.algorithms.appo:APPOConfig",
+            "rl_training.runtime.appo_trainer:SPEC",
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            engines=_ANY_ENGINE,
+            lags=(0, 1, ASYNC),
+            title="PPO with V-trace",
         ),
         "dqn": Entry(
             "rl_training.algorithms.dqn:DQNConfig",
@@ -182,6 +205,7 @@ ALGORITHMS = Registry(
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            lags=(0, ASYNC),
             title="Deep Q-learning",
         ),
         "drqn": Entry(
@@ -199,6 +223,7 @@ ALGORITHMS = Registry(
             observations=_ANY_OBSERVATION,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            lags=(0, ASYNC),
             prior_data=True,
             title="Soft actor-critic",
         ),
@@ -209,6 +234,7 @@ ALGORITHMS = Registry(
             observations=_ANY_OBSERVATION,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
+            lags=(0, ASYNC),
             prior_data=True,
             title="Twin delayed DDPG",
         ),
@@ -329,7 +355,7 @@ def check_settings(
     shards: int = 1,
     dataset: bool = False,
     engine: str = "local",
-    lag: int = 0,
+    lag: int | str = 0,
 ) -> None:
     """Refuse settings of a run that an algorithm does not support."""
     entry = find_entry(name)
@@ -340,9 +366,11 @@ def check_settings(
         )
     if lag and engine != RAY:
         raise ConfigError(f"'lag' must be 0 with engine: {engine}; got {lag} (or set engine: ray)")
-    if lag and not entry.lag:
+    if lag not in entry.lags:
+        allowed = " or ".join(map(str, entry.lags))
         raise ConfigError(
-            f"'lag' must be 0 for {name}; got {lag}{_others(entry, lambda one: one.lag)}"
+            f"'lag' must be {allowed} for {name}; got {lag}"
+            f"{_others(entry, lambda one: lag in one.lags)}"
         )
     if overlap and engine == RAY:
         raise ConfigError("'overlap' does not work with engine: ray")

@@ -8,11 +8,13 @@ from __future__ import annotations
 from rl_training.api.algorithms import ManagedAlgorithm
 from rl_training.api.recurrent import RecurrentAlgorithm
 from rl_training.runtime.a2c_trainer import train_a2c
+from rl_training.runtime.appo_trainer import train_appo
 from rl_training.runtime.awac_trainer import train_awac
 from rl_training.runtime.bc_trainer import train_bc
 from rl_training.runtime.cql_trainer import train_cql
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.drqn_trainer import train_drqn
+from rl_training.runtime.impala_trainer import train_impala
 from rl_training.runtime.iql_trainer import train_iql
 from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -24,11 +26,13 @@ from rl_training.runtime.td3_trainer import train_td3
 
 __all__ = [
     "A2C",
+    "APPO",
     "AWAC",
     "BC",
     "CQL",
     "DQN",
     "DRQN",
+    "IMPALA",
     "IQL",
     "PPG",
     "PPO",
@@ -38,11 +42,13 @@ __all__ = [
     "ReBRAC",
     "RecurrentPPO",
     "train_a2c",
+    "train_appo",
     "train_awac",
     "train_bc",
     "train_cql",
     "train_dqn",
     "train_drqn",
+    "train_impala",
     "train_iql",
     "train_ppg",
     "train_ppo",
@@ -58,6 +64,12 @@ class A2C(ManagedAlgorithm):
     """Advantage actor-critic: ``A2C(TrainConfig(algo="a2c", ...)).learn()``."""
 
     algo = "a2c"
+
+
+class APPO(ManagedAlgorithm):
+    """PPO with V-trace: ``APPO(TrainConfig(algo="appo", ...)).learn()``."""
+
+    algo = "appo"
 
 
 class AWAC(ManagedAlgorithm):
@@ -88,6 +100,12 @@ class DRQN(RecurrentAlgorithm):
     """Deep recurrent Q-learning: ``DRQN(TrainConfig(algo="drqn", ...)).learn()``."""
 
     algo = "drqn"
+
+
+class IMPALA(ManagedAlgorithm):
+    """Actor-critic with V-trace: ``IMPALA(TrainConfig(algo="impala", ...)).learn()``."""
+
+    algo = "impala"
 
 
 class IQL(ManagedAlgorithm):

@@ -80,7 +80,7 @@ def a2c_loss(batch: Mapping[str, Any], *, ent_coef: float, vf_coef: float) -> di
 class A2C(OnPolicyLearner):
     """One gradient step per rollout, on all of it."""
 
-    config: A2CConfig
+    config: OnPolicyConfig
 
     def learn(
         self,

@@ -106,16 +106,21 @@ class PPOConfig(OnPolicyConfig):
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
-        num_envs, name = envs_of_shard(run)
-        rows = num_envs * self.num_steps
-        require(
-            rows % self.num_minibatches == 0,
-            "algo_kwargs.num_minibatches",
-            f"a divisor of the rollout, {name} * num_steps = {num_envs} *"
-            f" {self.num_steps} = {rows}",
-            self.num_minibatches,
-        )
+        rows = check_minibatches(run, self.num_steps, self.num_minibatches)
         require(rows > self.num_minibatches, "algo_kwargs.num_minibatches", f"below {rows}", rows)
+
+
+def check_minibatches(run: RunSettings, num_steps: int, num_minibatches: int) -> int:
+    """Refuse a number of minibatches that does not divide a shard's rollout; return its rows."""
+    num_envs, name = envs_of_shard(run)
+    rows = num_envs * num_steps
+    require(
+        rows % num_minibatches == 0,
+        "algo_kwargs.num_minibatches",
+        f"a divisor of the rollout, {name} * num_steps = {num_envs} * {num_steps} = {rows}",
+        num_minibatches,
+    )
+    return rows
 
 
 def ppo_loss(
@@ -281,17 +286,25 @@ class OnPolicyLearner(ABC):
         if not {"logprobs", "values"} <= rollout.recorded:
             behaviour = self._evaluate(rollout.whole())
             rollout.keep_evaluation(behaviour.logprob, behaviour.value)
-        truncated = rollout.truncated_observations()
-        if truncated is not None:
-            index, final_obs = truncated
-            rollout.bootstrap.view(-1)[index] = self.model.value(final_obs)
+        self._value_final_observations(rollout)
         rollout.compute_returns_and_advantages(
-            last_value=self.model.value(rollout.next_inputs()),
+            last_value=self._last_value(rollout),
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
 
-    def finish(self, experience: Any, **metrics: float) -> None:
+    def _value_final_observations(self, rollout: RolloutBuffer) -> None:
+        """Compute what truncated episodes bootstrap from."""
+        truncated = rollout.truncated_observations()
+        if truncated is not None:
+            index, final_obs = truncated
+            rollout.bootstrap.view(-1)[index] = self.model.value(final_obs)
+
+    def _last_value(self, rollout: RolloutBuffer) -> Tensor:
+        """Return the value of the observation after the last step."""
+        return self.model.value(rollout.next_inputs()).reshape(-1).to(rollout.values)
+
+    def finish(self, experience: Any, **metrics: float | Tensor) -> None:
         """Update the observation statistics and record metrics of the whole learning phase."""
         rollouts: Sequence[RolloutBuffer] = shards_of(experience)
         batches, rows = [one.flat() for one in rollouts], [one.rows() for one in rollouts]

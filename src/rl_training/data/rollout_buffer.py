@@ -71,6 +71,8 @@ class RolloutBuffer(RolloutState):
         self.position = 0
         self.recorded: frozenset[str] = frozenset()
         """Names of what the actor recorded with the steps: "values", "logprobs"."""
+        self._learners: tuple[Tensor, Tensor] | None = None
+        """Log-probabilities and values of weights that are newer than those that acted."""
         self._final: list[tuple[int, Array, Obs]] = []
         self._lengths_before: Array | None = None
         """Steps of each environment's episode before this rollout; None if unknown."""
@@ -87,6 +89,7 @@ class RolloutBuffer(RolloutState):
             self._copies_done.synchronize()
         self.position = 0
         self.bootstrap.zero_()
+        self._learners = None
         self._final.clear()
 
     def add(self, obs: Obs, action: Array, record: Mapping[str, Any], step: VectorStep) -> None:
@@ -143,6 +146,18 @@ class RolloutBuffer(RolloutState):
             if name not in self.recorded:
                 getattr(self, name).view(-1).copy_(numbers)
 
+    def keep_targets(
+        self, logprobs: Tensor, values: Tensor, advantages: Tensor, returns: Tensor
+    ) -> None:
+        """Store targets, and the evaluation they were computed with, all (T, N).
+
+        `flat` returns that evaluation as ``old_logprobs`` and ``values``; what is known of the
+        policy that acted stays as it is.
+        """
+        self._learners = (logprobs, values)
+        self.advantages.copy_(advantages)
+        self.returns.copy_(returns)
+
     def compute_returns_and_advantages(
         self, *, last_value: Tensor, gamma: float, gae_lambda: float
     ) -> None:
@@ -163,11 +178,12 @@ class RolloutBuffer(RolloutState):
 
     def flat(self) -> dict[str, Any]:
         """Return the rollout as one batch of ``num_steps * num_envs`` rows."""
+        old_logprobs, values = self._learners or (self.logprobs, self.values)
         batch: dict[str, Any] = {
             "obs": tree_map(lambda leaf: leaf.flatten(0, 1), self.obs),
             "actions": self.actions.flatten(0, 1),
-            "old_logprobs": self.logprobs.flatten(),
-            "values": self.values.flatten(),
+            "old_logprobs": old_logprobs.flatten(),
+            "values": values.flatten(),
             "advantages": self.advantages.flatten(),
             "returns": self.returns.flatten(),
         }

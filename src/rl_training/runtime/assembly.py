@@ -17,7 +17,7 @@ from rl_training.envs import Adapter, EnvFn, make_adapter
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import make_eval_env, spec_in_words
 from rl_training.models.normalizer import RewardNormalizer
-from rl_training.registry import TORCHRUN, check_spaces, find_entry, get_spec
+from rl_training.registry import ASYNC, TORCHRUN, check_spaces, find_entry, get_spec
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.device import (
     check_acceleration,
@@ -126,13 +126,15 @@ def _assemble_remote(
     config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None, ranks: Ranks
 ) -> Setup:
     """Return the parts of a run whose environments are stepped by Ray actors."""
+    from rl_training.runtime.async_source import AsyncSource
     from rl_training.runtime.ray_workers import RayWorkers
     from rl_training.runtime.remote_source import RemoteSource
 
     if ranks.several:
         raise ConfigError("engine: ray needs no torchrun: it starts the workers itself")
     make_adapter(config, env_fn).close()  # what is wrong with it is found before workers start
-    source = RemoteSource(RayWorkers(config, env_fn, threads), config, ranks.communicator)
+    kind = AsyncSource if config.lag == ASYNC else RemoteSource
+    source = kind(RayWorkers(config, env_fn, threads), config, ranks.communicator)
     try:
         obs_spec, action_spec = source.info.obs_spec, source.info.action_spec
         device = pick_device(config.device, obs_spec)
@@ -187,7 +189,7 @@ def _recording_actor(
     has_shards = TORCHRUN in find_entry(config.algo).engines
     actor: Any = spec.actor(learner, config, device, *((shard,) if has_shards else ()))
     records = spec.records
-    if config.lag:  # the weights that learn are newer than those that acted
+    if config.lag and 1 in find_entry(config.algo).lags:  # newer weights learn than those that act
         records |= {"logprobs"}
     if records:
         if not hasattr(actor, "record"):
@@ -304,5 +306,6 @@ def check_saved_spaces(state: Mapping[str, Any], info: EnvInfo) -> None:
 
 def is_exact(setup: Setup) -> bool:
     """Return whether the run can be resumed bit for bit."""
-    eager_cpu = setup.device.type == "cpu" and setup.config.acceleration == "eager"
-    return eager_cpu and setup.source.exactly_resumable
+    config = setup.config
+    is_deterministic = config.acceleration == "eager" and config.lag != ASYNC
+    return setup.device.type == "cpu" and is_deterministic and setup.source.exactly_resumable

@@ -44,7 +44,9 @@ class Collected(NamedTuple):
     episodes: tuple[Episode, ...]
     """Episodes that ended."""
     policy_version: int = 0
-    """Version of the policy that acted, as it was published."""
+    """Version of the policy that acted, as it was published; the oldest one, if several did."""
+    of_shards: tuple[int, ...] = ()
+    """Steps of each local shard's environments, where they differ."""
 
 
 class ExperienceSource(Protocol):
@@ -70,7 +72,10 @@ class ExperienceSource(Protocol):
     def collect(
         self, buffer: Buffer, num_steps: int, progress: Progress, stop: StopRequest = never
     ) -> Collected:
-        """Add ``num_steps`` steps of every environment to the buffer, or fewer on ``stop``."""
+        """Add ``num_steps`` steps of every environment to the buffer, or fewer on ``stop``.
+
+        A source whose steps come in blocks may add more to a replay.
+        """
         ...
 
     def end_rollout(self) -> None:

@@ -17,6 +17,8 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.launched import local_world_size
 from rl_training.models.observing import update_normalizers
+from rl_training.registry import ASYNC
+from rl_training.runtime.async_source import block_steps
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.dataset_source import load_data
 from rl_training.runtime.experience import ReplayLearner
@@ -69,6 +71,8 @@ class OffPolicyTrainer(Trainer):
         self._pending = Fraction(0)
         self._part: _Part | None = None
         """Where the current iteration is; None between iterations."""
+        self._uneven: list[int] = []
+        """Steps of each shard's environments in the iteration so far, where they differ."""
         self._learns_from = self.knobs.learning_starts
         """The step that learning starts at; later where a resume began with an empty replay."""
         per_step = self._per_crossing / self.knobs.train_freq
@@ -156,9 +160,11 @@ class OffPolicyTrainer(Trainer):
         )
 
     def round_up(self, total: int) -> int:
-        """A whole number of vector steps."""
-        num_envs = self.source.info.num_envs
-        return -(-total // num_envs) * num_envs
+        """A whole number of vector steps, or of blocks of them."""
+        unit = self.source.info.num_envs
+        if self.config.lag == ASYNC:
+            unit *= block_steps(self.config)
+        return -(-total // unit) * unit
 
     def iterate(self, progress: Progress) -> Iteration | None:
         """A thousand steps (fewer where one step has several updates) and their updates.
@@ -173,12 +179,12 @@ class OffPolicyTrainer(Trainer):
             if part.step >= end:
                 self._part = None
                 return self._report_of(part, progress.step)
-            if not part.missing:
+            if part.missing <= 0:
                 boundary = self._next_boundary(part.step, end)
                 part.missing = -(-(boundary - part.step) // self.source.info.num_envs)
                 part.segment_start = part.step
             self._collect(part, progress.total)
-            if part.missing:
+            if part.missing > 0:
                 return None
             self._pending += self._updates_between(part.segment_start, part.step)
         return None
@@ -186,13 +192,15 @@ class OffPolicyTrainer(Trainer):
     def _collect(self, part: _Part, total: int) -> None:
         """Collect the missing steps of a segment, in which the policy's schedules are fixed."""
         progress = Progress(part.segment_start, total)
-        while part.missing:  # in pieces, after each of which a display is up to date
+        while part.missing > 0:  # in pieces, after each of which a display is up to date
             piece = min(part.missing, _STEPS_BETWEEN_DISPLAYS)
             taken = self.source.collect(self._experience, piece, progress, self.pauses)
             part.step += taken.steps
             part.missing -= taken.vector_steps
             part.vector_steps += taken.vector_steps
-            self.reporter.notify_rollout(part.step, taken, complete=not part.missing)
+            if taken.of_shards:
+                self._uneven = _added(self._uneven, taken.of_shards)
+            self.reporter.notify_rollout(part.step, taken, complete=part.missing <= 0)
             if taken.vector_steps < piece:
                 return
 
@@ -214,10 +222,13 @@ class OffPolicyTrainer(Trainer):
         return mean_losses(self._replay_learner.metric_sums())
 
     def _report_of(self, part: _Part, first_step: int) -> Iteration:
-        for replay, source in zip(self.replays, self._sources, strict=True):
-            replay.check_finite(part.vector_steps, first_step, source.episode_lengths)
+        counts = self._uneven or [part.vector_steps] * len(self.replays)
+        self._uneven = []
+        for replay, source, count in zip(self.replays, self._sources, counts, strict=True):
+            replay.check_finite(count, first_step, source.episode_lengths)
         if self.config.normalize_obs:
-            rows = [replay.newest_observations(part.vector_steps) for replay in self.replays]
+            pairs = zip(self.replays, counts, strict=True)
+            rows = [replay.newest_observations(count) for replay, count in pairs]
             update_normalizers(self.learner.module, *rows, communicator=self.communicator)
             self.source.publish(self.learner.module, self.policy_version() + 1)
         metrics = {**self.source_metrics(), **self.learner.pop_metrics()}
@@ -304,3 +315,8 @@ class OffPolicyTrainer(Trainer):
         """Delete replay files that neither the last checkpoint nor the best one names."""
         best = self.run_dir / "checkpoints" / "best.pt"
         self._stores[0].prune(chunk_names(state), is_best=is_best, best=best)
+
+
+def _added(sums: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Return the sums with the counts added; no sums are zeros."""
+    return [a + b for a, b in zip(sums, counts, strict=True)] if sums else list(counts)

@@ -18,7 +18,6 @@ from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn
 from rl_training.errors import ConfigError, WorkerError
 from rl_training.runtime.cluster_guard import ClusterGuard
-from rl_training.runtime.remote_source import Weights
 from rl_training.runtime.remote_worker import (
     Described,
     Request,
@@ -27,6 +26,7 @@ from rl_training.runtime.remote_worker import (
     StillWorking,
     Taken,
 )
+from rl_training.runtime.supervision import Weights
 
 _START_SECONDS = 120.0
 """What a worker may take to start, besides ``worker_timeout``."""

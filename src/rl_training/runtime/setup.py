@@ -14,6 +14,7 @@ from rl_training.config import TrainConfig
 from rl_training.datasets.reading import open_dataset
 from rl_training.envs import EnvFn
 from rl_training.errors import ConfigError
+from rl_training.registry import ASYNC
 from rl_training.runs import (
     RunLock,
     describe_run,
@@ -189,6 +190,8 @@ def _warn_inexact(setup: Setup) -> None:
         reasons.append(f"device {setup.device.type}")
     if setup.config.acceleration != "eager":
         reasons.append(f"acceleration {setup.config.acceleration}")
+    if setup.config.lag == ASYNC:
+        reasons.append(f"lag {ASYNC}")
     if not setup.source.exactly_resumable:
         reasons.append("environments whose state is more than an episode's seed and actions")
     warnings.warn(f"resume of this run will be approximate: {', '.join(reasons)}", stacklevel=3)
