@@ -224,7 +224,8 @@ def cause_of(error: Exception) -> Exception:
 
     if isinstance(error, ray.exceptions.RayTaskError):
         return WorkerError(f"{_last_line(str(error))}\n{error}")
-    return WorkerError(f"it was lost ({type(error).__name__}): {_last_line(str(error))}")
+    reason, _, _ = _last_line(str(error)).partition(" Worker exit type:")  # and a page of advice
+    return WorkerError(f"it was lost ({type(error).__name__}): {reason}")
 
 
 def _last_line(text: str) -> str:
