@@ -136,6 +136,8 @@ def config_of(folder: Path, lag: Any, total: int, **settings: Any) -> TrainConfi
 def digest_of(run: Path) -> str:
     state = load_checkpoint(run / "checkpoints" / "last.pt")
     kept = {"algorithm": state["algorithm"], "source": state["training"]["source"]}
+    if kept["source"].get("flight"):  # the total of the run that is compared is another one
+        del kept["source"]["flight"]["progress"]
     return state_digest(to_storable(kept))
 
 
