@@ -203,7 +203,7 @@ def test_a_switch_may_be_on_off_or_unset(words: list[str], value: bool | None) -
         assert (parsed.deterministic, parsed.num_episodes) == (value, 2)
     with pytest.raises(ConfigError, match="True"):
         parse_flags(EvalArgs, ["--checkpoint", "x", "--no-deterministic", "True"], "eval")
-    assert parse_flags(PlayArgs, [*words, "Pendulum-v1"], "play").env_id == "Pendulum-v1"
+    assert parse_flags(PlayArgs, [*words, "Pendulum-v1"], "play").target == "Pendulum-v1"
 
 
 @pytest.mark.parametrize("word", ["--version", "version"])

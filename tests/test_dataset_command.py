@@ -352,6 +352,27 @@ def test_provenance_names_checkpoint_config_and_versions(
     assert str(tmp_path) not in metadata
 
 
+def test_a_run_without_an_environment_plays_the_one_that_is_named(
+    make_config: MakeConfig, capsys: Any
+) -> None:
+    config = make_config(algo="bc", env_id="Pendulum-v1", total_timesteps=8)
+    named = trained(config)
+    alone = trained(config.with_overrides(env_id="", output_dir=config.output_dir / "alone"))
+    words = ("make", alone, "--steps", "20", "--out", "test/data-v0")
+    assert "--env-id ENV" in refused(capsys, *words)
+    message = refused(capsys, *words, "--env-id", "MountainCarContinuous-v0")
+    assert "does not match the policy: its observations" in message
+    flags = ("--env-id", "Pendulum-v1", "--env-kwargs", "{g: 5.0}")
+    assert run(*words, *flags) == 0
+    assert run("make", named, *words[2:-1], "test/same-v0", "--env-kwargs", "{g: 5.0}") == 0
+    for one, other in zip(loaded(), loaded("test/same-v0"), strict=True):
+        assert_same(one.observations, other.observations)
+    kept = provenance()
+    assert (kept["env_id"], kept["env_kwargs"]) == ("Pendulum-v1", {"g": 5.0})
+    assert kept["config"]["env_id"] == ""
+    assert minari.load_dataset("test/data-v0").recover_environment().unwrapped.g == 5.0
+
+
 # -- from-replay -----------------------------------------------------------------------------------
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 import rl_training
 from conftest import QUICK_KNOBS, MakeConfig, RecordedData, any_env, write_random_episodes
+from rl_training import cli
 from rl_training.checkpointing import load_checkpoint
 from rl_training.config import TrainConfig, config_from_file
 from rl_training.errors import CheckpointError, ConfigError
@@ -168,9 +171,56 @@ def test_without_an_environment_it_warns_and_learns_the_same(
     assert "eval/return_mean" not in alone.metrics
     states = [final_state(run.run_dir)["algorithm"] for run in (evaluated, alone)]
     assert differences(*states) == []
-    with pytest.raises(ConfigError, match="there is no environment to play"):
+    with pytest.raises(ConfigError, match=r"there is no environment to play.*--env-id ENV"):
         evaluate_checkpoint(alone.run_dir, 1)
     resume_training(alone.run_dir, total_updates=600)
+
+
+def test_a_run_without_an_environment_is_evaluated_on_one_that_is_named(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(algo="bc", env_id=ON_BOX, total_timesteps=8)
+    same = ExperimentManager.setup(config).train().run_dir
+    alone = config.with_overrides(env_id="", eval_episodes=0, output_dir=config.output_dir / "b")
+    (tmp_path / "alone.yaml").write_text(alone.to_yaml())
+    assert cli.main(["train", "--config", str(tmp_path / "alone.yaml"), "--json"]) == 0
+    *lines, printed = capsys.readouterr().out.splitlines()
+    run = json.loads(printed)["run_dir"]
+    assert any(re.fullmatch(r"evaluate: \S*rl-training eval \S+ --env-id ENV", x) for x in lines)
+    assert cli.main(["eval", run, "--num-episodes", "3", "--env-id", ON_BOX, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["returns"] == list(evaluate_checkpoint(same, 3).returns)
+    light = ["--env-kwargs", "{g: 1.0}"]
+    assert cli.main(["eval", run, "--num-episodes", "3", "--env-id", ON_BOX, *light]) == 0
+    kwargs = {"g": 1.0}
+    lighter = evaluate_checkpoint(run, 3, env_id=ON_BOX, env_kwargs=kwargs).returns
+    assert lighter == evaluate_checkpoint(same, 3, env_kwargs=kwargs).returns
+    assert lighter != tuple(found["returns"])
+    own = config.with_overrides(env_kwargs=kwargs, output_dir=config.output_dir / "c")
+    own_run = ExperimentManager.setup(own).train().run_dir
+    assert evaluate_checkpoint(own_run, 3).returns == lighter
+    assert evaluate_checkpoint(own_run, 3, env_id=ON_BOX).returns == tuple(found["returns"])
+    for words, message in {
+        (): "there is no environment to play: .* with --env-id ENV",
+        ("--env-id", "CartPole-v1"): "CartPole-v1 does not match the policy: its observations",
+        ("--env-id", ""): "'env_id' must be the id of an environment",
+        ("--env-id", "Pendulm-v1"): "Did you mean 'Pendulum-v1'",
+        ("--env-id", ON_BOX, "--env-kwargs", "{h: 1}"): "argument 'h'",
+    }.items():
+        capsys.readouterr()
+        assert cli.main(["eval", run, *words]) == 2
+        assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_run_of_env_fn_is_evaluated_on_one_that_is_named(make_config: MakeConfig) -> None:
+    config = make_config(env_id="Own", total_timesteps=128)
+    trainer = ExperimentManager.setup(config, env_fn=lambda: gym.make("CartPole-v1"))
+    run = trainer.train().run_dir
+    with pytest.raises(CheckpointError, match=r"was trained with env_fn.*--env-id"):
+        evaluate_checkpoint(run, 2, env_kwargs={"sutton_barto_reward": True})
+    assert evaluate_checkpoint(run, 2, env_id="CartPole-v1").returns
+    with pytest.raises(ConfigError, match="env_fn and env_id were given"):
+        evaluate_checkpoint(run, 2, env_id="CartPole-v1", env_fn=lambda: gym.make("CartPole-v1"))
 
 
 def test_another_environment_than_the_recorded_one_is_refused(make_config: MakeConfig) -> None:

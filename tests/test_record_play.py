@@ -328,6 +328,31 @@ def test_no_pictures_is_said(make_config: MakeConfig, capsys: Any) -> None:
     assert re.search("rgb_array|render_mode", capsys.readouterr().err)
 
 
+def without_environment(make_config: MakeConfig) -> tuple[Path, Path]:
+    """Runs with the same policy, the second without an environment."""
+    config = make_config(algo="bc", env_id="Pendulum-v1", total_timesteps=8, eval_episodes=0)
+    alone = config.with_overrides(env_id="", output_dir=config.output_dir / "alone")
+    return train_as("bc", config).run_dir, train_as("bc", alone).run_dir
+
+
+def test_a_run_without_an_environment_is_recorded_in_the_one_that_is_named(
+    make_config: MakeConfig, tmp_path: Path, capsys: Any
+) -> None:
+    pytest.importorskip("minari")
+    named, alone = without_environment(make_config)
+    words = ("record", alone, "--output", tmp_path / "x.gif", "--max-steps", "5")
+    assert run(*words) == 2
+    assert "there is no environment to play" in (error := capsys.readouterr().err)
+    assert "--env-id ENV" in error
+    assert run(*words, "--env-id", "CartPole-v1") == 2
+    assert "CartPole-v1 does not match the policy" in capsys.readouterr().err
+    kwargs = ("--env-kwargs", "{g: 2.0}")
+    assert run(*words, "--env-id", "Pendulum-v1", *kwargs) == 0
+    returns = told(capsys.readouterr().out)
+    assert run("record", named, *words[2:], *kwargs) == 0
+    assert told(capsys.readouterr().out) == returns
+
+
 # -- play ------------------------------------------------------------------------------------------
 
 
@@ -353,6 +378,19 @@ def test_the_policy_plays_on_a_screen(make_config: MakeConfig) -> None:
         assert done.returncode == 0, done.stderr
         assert told(done.stdout) == [(result.returns[0], result.lengths[0])]
         assert json.loads(done.stdout.splitlines()[-1]) == {"episodes": [episode]}
+
+
+def test_the_policy_plays_an_environment_that_is_named(make_config: MakeConfig) -> None:
+    pytest.importorskip("minari")
+    named, alone = without_environment(make_config)
+    result = evaluate_checkpoint(named, 1, seed=4)
+    flags = ("--seed", "4", "--env-id", "Pendulum-v1")
+    given: tuple[list[str | Path], ...]
+    given = ([alone, *flags], ["Pendulum-v1", *flags[:2], "--checkpoint", alone])
+    for words in given:
+        done = play(*words, SDL_VIDEODRIVER="dummy")
+        assert done.returncode == 0, done.stderr
+        assert told(done.stdout) == [(round(result.returns[0], 2), result.lengths[0])]
 
 
 def test_the_keyboard_plays_atari() -> None:
@@ -395,6 +433,11 @@ def test_play_asks_for_one_of_both(capsys: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     assert run("play") == 2
     assert run("play", "CartPole-v1", "--checkpoint", "x") == 2
+    assert "no checkpoint or run folder at x" in capsys.readouterr().err
+    assert run("play", "y", "--env-id", "CartPole-v1", "--checkpoint", "x") == 2
+    assert "unexpected argument 'y'" in capsys.readouterr().err
+    assert run("play", "y", "--env-id", "CartPole-v1") == 2
+    assert "no checkpoint or run folder at y" in capsys.readouterr().err
     assert run("play", "--keyboard", "--checkpoint", "x") == 2
     assert run("play", "CartPole-v1", "--keyboard") == 2
     assert "has no key bindings" in capsys.readouterr().err

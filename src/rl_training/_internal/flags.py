@@ -15,6 +15,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rl_training._internal.coerce import coerce, to_plain
+from rl_training._internal.field_docs import without_none
 from rl_training._internal.flag_help import HelpText, help_text
 from rl_training._internal.flag_table import Flag, flags_of
 from rl_training._internal.yaml_io import load_yaml
@@ -202,7 +203,7 @@ def _values_of(flag: Flag, words: Sequence[str]) -> str:
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if info.type is int:
         return _one_word("INT", _whole_number, str)
-    if info.type in (dict[str, Any], tuple[WrapperConfig, ...]):
+    if info.type in (dict[str, Any], dict[str, Any] | None, tuple[WrapperConfig, ...]):
         return _one_word("YAML", lambda text: _from_yaml(text, info.type), _inline)
     return None
 
@@ -235,7 +236,7 @@ def _from_yaml(text: str, hint: Any) -> Any:
         value = load_yaml(text, "the value")
         return coerce(value, hint, "value")
     except ConfigError as error:
-        advice = _as_mapping(text) if hint == dict[str, Any] else ""
+        advice = _as_mapping(text) if without_none(hint) == dict[str, Any] else ""
         raise ValueError(str(error).replace("'value'", "the value") + advice) from None
 
 

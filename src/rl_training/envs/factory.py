@@ -192,8 +192,8 @@ def _without_effect(env_kwargs: Mapping[str, Any], env_fn: Any) -> ConfigError:
 def _registered(config: TrainConfig[Any]) -> EnvSpec:
     if not config.env_id:
         raise ConfigError(
-            "there is no environment to play: the policy was trained from a dataset alone. Evaluate"
-            " it in Python with env_fn=MyEnv, or train with env_id"
+            "there is no environment to play: the policy was trained from a dataset alone. Name one"
+            " with --env-id ENV, in Python with env_fn=MyEnv"
         )
     try:
         return find_spec(config.env_id)

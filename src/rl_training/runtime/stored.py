@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rl_training._internal.coerce import require
 from rl_training._internal.tree import tree_leaves
 from rl_training.checkpointing import read_checkpoint
 from rl_training.communicator import saved_shards
@@ -94,6 +95,27 @@ def config_from_state(state: Mapping[str, Any]) -> TrainConfig[Any]:
             return config_from_mapping(config)
     except ConfigError as error:
         raise CheckpointError(f"the checkpoint's config cannot be used: {error}") from None
+
+
+def with_environment(
+    state: dict[str, Any], env_id: str | None, env_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a checkpoint's state with the environment that its policy is to play.
+
+    ``env_id`` None is the run's own; ``env_kwargs`` None are the run's own, or with ``env_id``
+    none. The policy is unchanged: its spaces are compared when the environment is made.
+    """
+    changes: dict[str, Any] = {}
+    if env_id is not None:
+        require(bool(env_id.strip()), "env_id", "the id of an environment", env_id)
+        changes = {"env_id": env_id, "env_kwargs": {}}
+    if env_kwargs is not None:
+        changes["env_kwargs"] = dict(env_kwargs)
+    if not changes:
+        return state
+    config = config_from_state(state).with_overrides(**changes)
+    by_function = state["custom_env"] and env_id is None
+    return {**state, "config": config.to_dict(), "custom_env": by_function}
 
 
 @contextlib.contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_training.checkpointing import find_checkpoint
 from rl_training.communicator import Communicator, local_state
 from rl_training.envs import EnvFn
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import EvalResult
 from rl_training.registry import find_entry, get_spec
 from rl_training.runtime.assembly import build_algorithm
@@ -22,6 +23,7 @@ from rl_training.runtime.stored import (
     load_state,
     malformed_state,
     require_plausible_sizes,
+    with_environment,
 )
 from rl_training.runtime.trainer import TrainResult
 from rl_training.trust import Trust
@@ -62,20 +64,28 @@ def evaluate_checkpoint(
     seed: int | None = None,
     device: str | None = None,
     env_fn: EnvFn | None = None,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
     trust: Trust = False,
 ) -> EvalResult:
     """Evaluate a checkpoint, or the last one of a run folder, on new environments.
 
+    ``env_id`` names another environment with the policy's spaces than that of the run, with
+    ``env_kwargs`` for gymnasium.make; needed for a run that had none.
     ``trust`` lists the modules that its config may name (True: any); needed for checkpoints of
     other people.
     """
+    if env_fn is not None and env_id is not None:
+        raise ConfigError("env_fn and env_id were given: give one of them")
     state = load_state(find_checkpoint(Path(checkpoint)), trust=trust)
+    state = with_environment(state, env_id, env_kwargs)
     if state["custom_env"] and env_fn is None:
         algo = state["config"]["algo"]
         name = find_entry(algo).class_name_of(algo)
         raise CheckpointError(
             f"{checkpoint} was trained with env_fn: evaluate it in Python with"
-            f" {name}.load({str(checkpoint)!r}, env_fn=MyEnv).evaluate(20)"
+            f" {name}.load({str(checkpoint)!r}, env_fn=MyEnv).evaluate(20), or on a registered"
+            " environment with --env-id"
         )
     policy = policy_from_state(state, device)
     return policy.evaluate(num_episodes, deterministic=deterministic, seed=seed, env_fn=env_fn)

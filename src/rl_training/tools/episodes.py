@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -19,7 +19,7 @@ from rl_training.checkpointing import find_checkpoint
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import make_eval_env
 from rl_training.registry import find_entry
-from rl_training.runtime.stored import load_state
+from rl_training.runtime.stored import load_state, with_environment
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.seeding import stream_seed
 from rl_training.trust import Trust
@@ -111,31 +111,43 @@ class RandomPlayer:
 
 
 def load_player(
-    checkpoint: Path, device: str | None, trust: Trust = False
+    checkpoint: Path,
+    device: str | None,
+    trust: Trust = False,
+    *,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[TrainedPolicy, int | None]:
-    """Return the policy of a checkpoint and its step (None for a portable policy file)."""
+    """Return the policy of a checkpoint and its step (None for a portable policy file).
+
+    ``env_id`` and ``env_kwargs`` replace the environment of its config.
+    """
     state = load_state(find_checkpoint(checkpoint), trust=trust)
+    state = with_environment(state, env_id, env_kwargs)
     if state["custom_env"]:
         algo = state["config"]["algo"]
         load = f"{find_entry(algo).class_name_of(algo)}.load({str(checkpoint)!r}, env_fn=MyEnv)"
         raise CheckpointError(
             f"{checkpoint} was trained with env_fn, and the command line cannot create that"
-            f" environment. Run episodes in Python with {load} and model.predict; for this command,"
-            " train with a registered environment (--env-id my_package:MyEnv-v0)"
+            f" environment. Run episodes in Python with {load} and model.predict, or name a"
+            " registered environment: --env-id my_package:MyEnv-v0"
         )
     step = state["training"]["counters"]["global_step"] if "training" in state else None
     return policy_from_state(state, device), step
 
 
-def evaluation_envs(
-    config: TrainConfig[Any], count: int, mode: RenderMode
-) -> list[gym.Env[Any, Any]]:
-    """Return the environments that an evaluation of ``count`` episodes uses, one by one."""
+def evaluation_envs(policy: TrainedPolicy, count: int, mode: RenderMode) -> list[gym.Env[Any, Any]]:
+    """Return the environments that an evaluation of ``count`` episodes uses, one by one.
+
+    Raises `ConfigError` where their spaces are not those of the policy.
+    """
+    config = policy.config
     shown = config.with_overrides(
         env_kwargs={**config.env_kwargs, "render_mode": mode}, vectorization="sync", overlap=False
     )
     try:
-        vector: Any = make_eval_env(shown, count).env
+        spaces = (policy.obs_spec, policy.action_spec)
+        vector: Any = make_eval_env(shown, count, spaces=spaces).env
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         if hint := _opengl_hint(error):  # MuJoCo looks for OpenGL when it is imported
             raise UserError(f"{config.env_id} cannot be created{hint}") from error

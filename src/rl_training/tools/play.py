@@ -31,10 +31,16 @@ _WINDOW = 480
 class PlayArgs:
     """Show an environment on the screen: random actions, a trained policy, or the keyboard."""
 
-    env_id: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="ENV | RUN")] = None
+    target: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="ENV | RUN")] = None
     """Gymnasium id, also 'my_package:MyEnv-v0'; or the run folder or checkpoint whose policy
     plays."""
     _: dataclasses.KW_ONLY
+    env_id: str | None = None
+    """Gymnasium id of the environment to play; unset: the first argument, or that of the run. A
+    run from a dataset alone may have none."""
+    env_kwargs: dict[str, Any] | None = None
+    """Keyword arguments of gymnasium.make (YAML: '{gravity: -5.0}'); unset: those of the run, or
+    none with the id of an environment."""
     checkpoint: Path | None = None
     """The run folder or checkpoint, instead of the first argument; unset: none."""
     keyboard: bool = False
@@ -66,11 +72,12 @@ def main(args: list[str]) -> int:
         examples=(
             "rl-training play CartPole-v1  # random actions",
             "rl-training play runs/RUN  # a trained policy",
+            "rl-training play runs/RUN --env-id Pendulum-v1  # in another environment",
             "rl-training play ALE/Pong-v5 --keyboard",
         ),
     )
-    options = _with_checkpoint(parse_flags(PlayArgs, args, "rl-training play", text))
-    if (options.env_id is None) == (options.checkpoint is None):
+    options = _with_target(parse_flags(PlayArgs, args, "rl-training play", text))
+    if options.env_id is None and options.checkpoint is None:
         raise ConfigError("play needs the id of an environment, or a run folder or checkpoint")
     if options.keyboard and options.checkpoint is not None:
         raise ConfigError("--keyboard needs the id of an environment instead of a checkpoint")
@@ -99,15 +106,22 @@ class _Ended:
     steps: int
 
 
-def _with_checkpoint(options: PlayArgs) -> PlayArgs:
-    """Return the options with a folder or checkpoint, given first, as ``checkpoint``."""
-    if options.checkpoint is not None or options.env_id is None:
+def _with_target(options: PlayArgs) -> PlayArgs:
+    """Return the options with the first argument as ``env_id`` or as ``checkpoint``."""
+    target = options.target
+    if target is None:
         return options
-    path = Path(options.env_id)
+    if options.env_id is not None and options.checkpoint is not None:
+        raise ConfigError(f"unexpected argument {target!r}: --env-id and --checkpoint are given")
+    if options.env_id is not None or (options.checkpoint is None and _names_run(target)):
+        return dataclasses.replace(options, target=None, checkpoint=Path(target))
+    return dataclasses.replace(options, target=None, env_id=target)
+
+
+def _names_run(target: str) -> bool:
+    path = Path(target)
     is_run = path.suffix == ".pt" or (path / "checkpoints").is_dir()
-    if is_run or (path.is_dir() and not is_env_id(options.env_id)):
-        return dataclasses.replace(options, env_id=None, checkpoint=path)
-    return options
+    return is_run or (path.is_dir() and not is_env_id(target))
 
 
 def _require_env(env_id: str) -> None:
@@ -139,12 +153,16 @@ def _watch(options: PlayArgs, ended: list[_Ended]) -> None:
     player: episodes.Player
     if options.checkpoint is not None:
         policy, _ = episodes.load_player(
-            options.checkpoint, options.device, trust_from_flag(options.trust_modules)
+            options.checkpoint,
+            options.device,
+            trust_from_flag(options.trust_modules),
+            env_id=options.env_id,
+            env_kwargs=options.env_kwargs,
         )
         _require_display()
         given = policy.config.seed if options.seed is None else options.seed
         seed = stream_seed(given, "evaluation")
-        env: Any = episodes.evaluation_envs(policy.config, 1, "human")[0]
+        env: Any = episodes.evaluation_envs(policy, 1, "human")[0]
         env.reseed(seed)
         player = episodes.PolicyPlayer(policy, deterministic=options.deterministic, seed=seed)
     else:
@@ -220,7 +238,8 @@ def _config(options: PlayArgs, mode: str) -> TrainConfig[Any]:
     from rl_training.config import TrainConfig
 
     seed = 1 if options.seed is None else options.seed
-    return TrainConfig(env_id=str(options.env_id), seed=seed, env_kwargs={"render_mode": mode})
+    kwargs = {**(options.env_kwargs or {}), "render_mode": mode}
+    return TrainConfig(env_id=str(options.env_id), seed=seed, env_kwargs=kwargs)
 
 
 def _make(config: TrainConfig[Any]) -> Any:

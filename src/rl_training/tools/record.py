@@ -36,6 +36,12 @@ class RecordArgs:
     """Output file, .mp4 or .gif; unset: an .mp4 under videos/ in the run folder."""
     num_episodes: int = 1
     """Number of episodes to record."""
+    env_id: str | None = None
+    """Gymnasium id of the environment to play, with the spaces of the policy; unset: that of the
+    run. A run from a dataset alone may have none."""
+    env_kwargs: dict[str, Any] | None = None
+    """Keyword arguments of gymnasium.make (YAML: '{gravity: -5.0}'); unset: those of the run, or
+    none with --env-id."""
     seed: int | None = None
     """Seed of the episodes; unset: derived from the run's seed, and different from training."""
     deterministic: bool | None = None
@@ -72,7 +78,11 @@ def main(args: list[str]) -> int:
     episodes.check_counts(options.num_episodes, options.max_steps, options.fps)
     episodes.prefer_offscreen()
     policy, step = episodes.load_player(
-        options.checkpoint, options.device, trust_from_flag(options.trust_modules)
+        options.checkpoint,
+        options.device,
+        trust_from_flag(options.trust_modules),
+        env_id=options.env_id,
+        env_kwargs=options.env_kwargs,
     )
     seed_given = policy.config.seed if options.seed is None else options.seed
     seed = stream_seed(seed_given, "evaluation")
@@ -80,7 +90,7 @@ def main(args: list[str]) -> int:
     output = options.output or _default_output(options, step)
     with contextlib.ExitStack() as stack:
         stack.enter_context(episodes.sdl_without_display())
-        envs: list[Any] = episodes.evaluation_envs(policy.config, options.num_episodes, "rgb_array")
+        envs: list[Any] = episodes.evaluation_envs(policy, options.num_episodes, "rgb_array")
         for env in envs:
             stack.callback(_close, env)
             env.reseed(seed)

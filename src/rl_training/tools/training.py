@@ -107,6 +107,12 @@ class EvalArgs:
     """Take the most likely action, or sample one (DQN, DRQN: random with probability
     exploration_final_eps; TD3: with exploration noise); unset: as the run's own evaluations
     (eval_deterministic)."""
+    env_id: str | None = None
+    """Gymnasium id of the environment to play, with the spaces of the policy; unset: that of the
+    run. A run from a dataset alone may have none."""
+    env_kwargs: dict[str, Any] | None = None
+    """Keyword arguments of gymnasium.make (YAML: '{gravity: -5.0}'); unset: those of the run, or
+    none with --env-id."""
     seed: int | None = None
     """Seed of the episodes; unset: derived from the run's seed, and different from training."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
@@ -228,13 +234,12 @@ def _finish(result: TrainResult, config: TrainConfig[Any], wants_json: bool) -> 
             f" +/- {metrics['eval/return_std']:.2f} over {metrics['eval/episodes']:.0f} episodes"
         )
     quoted = shlex.quote(str(run))
+    named = "" if config.env_id else " --env-id ENV"  # there was none to evaluate on
     lines += [
         f"run:      {run}",
         f"view:     {_runnable('tensorboard')} --logdir {quoted}",
-        f"evaluate: {_runnable('rl-training')} eval {quoted}",
+        f"evaluate: {_runnable('rl-training')} eval {quoted}{named}",
     ]
-    if not config.env_id:
-        lines.pop()  # there is nothing to evaluate on
     more = "" if result.interrupted else f" --{config.total_setting.replace('_', '-')} N"
     lines.append(f"resume:   {_runnable('rl-training')} resume {quoted}{more}")
     show("\n".join(lines) + "\n")
@@ -342,6 +347,8 @@ def evaluate(args: list[str]) -> int:
         deterministic=options.deterministic,
         seed=options.seed,
         device=options.device,
+        env_id=options.env_id,
+        env_kwargs=options.env_kwargs,
         trust=trust_from_flag(options.trust_modules),
     )
     metrics = result.metrics()

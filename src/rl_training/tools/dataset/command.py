@@ -80,6 +80,12 @@ class MakeArgs:
     stochastic: bool = False
     """Sample actions (DQN, DRQN: random with probability exploration_final_eps; TD3: with
     exploration noise); unset: the most likely action."""
+    env_id: str | None = None
+    """Gymnasium id of the environment to play, with the spaces of the policy; unset: that of the
+    run. A run from a dataset alone may have none."""
+    env_kwargs: dict[str, Any] | None = None
+    """Keyword arguments of gymnasium.make (YAML: '{gravity: -5.0}'); unset: those of the run, or
+    none with --env-id."""
     seed: int | None = None
     """Seed of the episodes; unset: the run's. They differ from those of training and evaluation."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
@@ -225,19 +231,26 @@ def _make(args: list[str]) -> int:
     from rl_training.runtime.workflows import policy_from_state
     from rl_training.tools.dataset import loaded_run, playing
 
-    run = loaded_run.load_run(options.checkpoint, trust_from_flag(options.trust_modules))
+    run = loaded_run.load_run(
+        options.checkpoint,
+        trust_from_flag(options.trust_modules),
+        env_id=options.env_id,
+        env_kwargs=options.env_kwargs,
+    )
     policy = policy_from_state(run.state, options.device)
     seed_given = run.config.seed if options.seed is None else options.seed
     seed, epsilon = stream_seed(seed_given, "dataset"), options.epsilon or 0.0
     player = playing.RecordingPlayer(
         policy, deterministic=not options.stochastic, epsilon=epsilon, seed=seed
     )
-    details = {
+    details: dict[str, Any] = {
         "seed": seed_given,
         "steps": options.steps,
         "epsilon": epsilon,
         "stochastic": options.stochastic,
     }
+    if run.played != run.config:
+        details |= {"env_id": run.played.env_id, "env_kwargs": run.played.env_kwargs}
     returns = loaded_run.Returns()
     provenance = loaded_run.Provenance("make", run, details)
     with loaded_run.evaluation_env(run) as adapter:

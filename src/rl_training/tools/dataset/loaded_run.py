@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,12 @@ from rl_training.envs.ids import find_spec
 from rl_training.errors import CheckpointError
 from rl_training.eval import make_eval_env
 from rl_training.runs import versions
-from rl_training.runtime.stored import config_from_state, load_state, malformed_state
+from rl_training.runtime.stored import (
+    config_from_state,
+    load_state,
+    malformed_state,
+    with_environment,
+)
 from rl_training.trust import Trust
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -40,6 +45,8 @@ class LoadedRun:
     """The SHA-256 that the checkpoint contains."""
     state: dict[str, Any]
     config: TrainConfig[Any]
+    played: TrainConfig[Any]
+    """The config with the environment that is recorded, which may be another one."""
     obs_spec: ObsSpec
     action_spec: ActionSpec
 
@@ -51,8 +58,17 @@ class LoadedRun:
             return int(training["counters"]["global_step"]) if training is not None else None
 
 
-def load_run(given: Path, trust: Trust) -> LoadedRun:
-    """Return the content of a run's last checkpoint, of a checkpoint, or of a policy file."""
+def load_run(
+    given: Path,
+    trust: Trust,
+    *,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> LoadedRun:
+    """Return the content of a run's last checkpoint, of a checkpoint, or of a policy file.
+
+    ``env_id`` and ``env_kwargs`` replace the environment that is recorded.
+    """
     path = find_checkpoint(given)
     before = path.stat()
     digest = read_checkpoint(path).digest
@@ -60,22 +76,24 @@ def load_run(given: Path, trust: Trust) -> LoadedRun:
     after = path.stat()
     if (before.st_ino, before.st_mtime_ns) != (after.st_ino, after.st_mtime_ns):
         raise CheckpointError(f"{path} was replaced while it was read: repeat the command")
-    if state["custom_env"]:
+    changed = with_environment(state, env_id, env_kwargs)
+    if changed["custom_env"]:
         raise CheckpointError(
             f"{given} was trained with env_fn, and the command line cannot create that environment:"
-            " train with a registered environment (--env-id my_package:MyEnv-v0)"
+            " train with a registered environment, or name one for dataset make (--env-id"
+            " my_package:MyEnv-v0)"
         )
-    config = config_from_state(state)
+    config, played = config_from_state(state), config_from_state(changed)
     with malformed_state(path):
         obs_spec = ObsSpec.from_plain(state["obs_spec"])
         action_spec = ActionSpec.from_plain(state["action_spec"])
-    return LoadedRun(path, digest, state, config, obs_spec, action_spec)
+    return LoadedRun(path, digest, state, config, played, obs_spec, action_spec)
 
 
 @contextlib.contextmanager
 def evaluation_env(run: LoadedRun) -> Iterator[VectorAdapter]:
     """Yield one environment as the run's evaluations use it; close it afterwards."""
-    config = run.config.with_overrides(vectorization="sync", overlap=False)
+    config = run.played.with_overrides(vectorization="sync", overlap=False)
     adapter = make_eval_env(config, 1, spaces=(run.obs_spec, run.action_spec))
     try:
         yield adapter
@@ -92,7 +110,7 @@ def single_env(adapter: VectorAdapter) -> Any:
 def recorded_from(run: LoadedRun, env: Any) -> Recorded:
     """Return the spaces and the spec of the run's environment."""
     return Recorded(
-        env.observation_space, env.action_space, str(run.config.algo), _env_spec(run.config, env)
+        env.observation_space, env.action_space, str(run.config.algo), _env_spec(run.played, env)
     )
 
 
@@ -163,7 +181,7 @@ class Provenance(NamedTuple):
             **self.details,
             "returns": returns.summary(),
             "cut_episodes": cut_episodes,
-            "versions": {**versions(), **_env_package(config)},
+            "versions": {**versions(), **_env_package(self.run.played)},
             "config": settings,
         }
 
