@@ -67,7 +67,7 @@ def write_run(
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if status is not None:
         step = rows[-1]["step"] if rows else 0
-        summary = {"status": status, "reason": "", "global_step": step, "total_timesteps": 1000}
+        summary = {"status": status, "reason": "", "global_step": step, config.total_setting: 1000}
         write_json(run / "summary.json", {"format": 1, **summary, "metrics": {}})
     return run
 
@@ -344,6 +344,66 @@ def test_seeds_of_different_lengths_are_told(tmp_path: Path) -> None:
     (line,) = written.report.panels["CartPole-v1"][0].lines
     assert line.curve is not None
     assert line.curve.x[-1] == 800
+
+
+OFFLINE: dict[str, Any] = {"algo": "bc", "dataset": "a/b-v0", "total_updates": 1000}
+
+
+def axis_labels(written: WrittenReport) -> list[str]:
+    """The text under the x axis of every figure of the page."""
+    names = r">(environment steps|updates|wall time \(\w+\))</text>"
+    return re.findall(names, written.page.read_text(encoding="utf-8"))
+
+
+def test_runs_that_count_updates_are_shown_over_updates(tmp_path: Path) -> None:
+    offline = {**OFFLINE, "env_id": "Pendulum-v1"}
+    write_run(tmp_path / "runs", 1, evals=[(500, 1.0), (1000, 2.0)], **offline)
+    run = write_run(tmp_path / "runs", 2, evals=[(500, 1.0), (800, 2.0)], **offline)
+    metadata = json.loads((run / "metadata.json").read_text())
+    write_json(run / "metadata.json", {**metadata, "resumes": [{"step": 500, "command": ["x"]}]})
+    write_run(tmp_path / "runs", 3, evals=[(100, 1.0)], status="interrupted", **offline)
+    written = write_report([tmp_path / "runs"], tmp_path / "out")
+    page = read(written)
+    assert [panel.axis for panel in written.report.panels["Pendulum-v1"]] == ["updates", "seconds"]
+    assert axis_labels(written)[0] == "updates"
+    (row,) = page.rows("Pendulum-v1: final eval/return_mean")
+    assert (row["Updates"], "Updates/s" in row) == ("800 to 1,000", True)
+    rows = page.rows("Pendulum-v1: every run")
+    assert [row["Updates"] for row in rows] == ["1,000", "800", "100 of 1,000"]
+    assert [row["At update"] for row in rows] == ["1,000", "800", "100"]
+    assert "seeds ended between 800 and 1k updates" in page.text
+    assert "resumed at update 500" in page.text
+    text = written.page.read_text(encoding="utf-8")
+    assert "against updates: bc ends at 1.80; 1 of 3 runs not aggregated." in text
+    assert "environment steps" not in text
+    assert not any("step" in column.lower() for column in (*row, *rows[0]))
+
+
+def test_steps_and_updates_have_an_axis_each(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        evals = [(400, 1.0), (1000, 2.0)]
+        write_run(tmp_path / "runs", seed, evals=evals, env_id="CartPole-v1", **OFFLINE)
+        write_run(tmp_path / "runs", seed, evals=[(200, 3.0), (900, 4.0)])
+    write_run(tmp_path / "runs", 3, evals=[(200, 3.0)], status="failed")
+    written = write_report([tmp_path / "runs"], tmp_path / "out")
+    panels = written.report.panels["CartPole-v1"]
+    drawn = {panel.axis: [(line.label, line.order) for line in panel.lines] for panel in panels}
+    offline, online = ("bc", 0), ("ppo", 1)
+    assert drawn == {"steps": [online], "updates": [offline], "seconds": [offline, online]}
+    assert axis_labels(written) == ["environment steps", "updates", "wall time (s)"]
+    page = read(written)
+    scores = {row["Group"]: row for row in page.rows("CartPole-v1: final eval/return_mean")}
+    assert (scores["bc"]["Unit"], scores["bc"]["Steps or updates"]) == ("updates", "1,000")
+    assert (scores["ppo"]["Unit"], scores["ppo"]["Steps or updates"]) == ("steps", "900")
+    rows = page.rows("CartPole-v1: every run")
+    assert [(row["Unit"], row["At step or update"]) for row in rows] == [
+        *[("updates", "1,000")] * 2,
+        *[("steps", "900")] * 2,
+        ("steps", "200"),
+    ]
+    text = written.page.read_text(encoding="utf-8")
+    assert "environment steps: ppo ends at 4.00; 1 of 3 runs not aggregated." in text
+    assert "against updates: bc ends at 2.00." in text
 
 
 def test_a_repeated_seed_counts_once_and_the_newest(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rl_training.tools.report.limits import (
     require_types,
 )
 from rl_training.tools.report.log import Series, read_log
+from rl_training.tools.report.stats import Unit
 
 _FILES = ("config.yaml", "metadata.json", "metrics.jsonl", "summary.json")
 
@@ -46,6 +47,11 @@ class StoredRun:
     def finished(self) -> bool:
         """Whether the run is complete."""
         return self.status == "finished"
+
+    @property
+    def unit(self) -> Unit:
+        """What the run counts: steps of environments, or updates of a run from a dataset alone."""
+        return "updates" if self.config.get("total_updates") else "steps"
 
     @property
     def algo(self) -> str:

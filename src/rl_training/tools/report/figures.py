@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_training.terminal import one_line
 from rl_training.tools.report.format import compact, tick, time_unit
-from rl_training.tools.report.stats import Axis, Curve, thin
+from rl_training.tools.report.stats import AXIS_NAMES, Axis, Curve, thin
 
 COLOURS = 6
 """Number of colours; further lines reuse them with another dash pattern."""
@@ -110,7 +110,7 @@ def environment_png(panels: Sequence[Panel]) -> bytes:
 def _draw(axes: Any, panel: Panel, theme: _Theme) -> dict[str, Any]:
     """Draw a panel and return the handles of its lines by label."""
     furthest = max((curve.x[-1] for curve in _curves(panel.lines)), default=1.0)
-    unit, scale = time_unit(furthest) if panel.axis == "seconds" else ("steps", 1.0)
+    unit, scale = time_unit(furthest) if panel.axis == "seconds" else ("", 1.0)
     handles: dict[str, Any] = {}
     for line in panel.lines:
         colour = theme.series[line.order % COLOURS]
@@ -134,9 +134,8 @@ def _draw(axes: Any, panel: Panel, theme: _Theme) -> dict[str, Any]:
             x, y, color=colour, linewidth=1.8, linestyle=dash, marker=marker, markersize=3.6
         )
         handles[line.label] = handle
-    _style_axes(
-        axes, theme, f"wall time ({unit})" if panel.axis == "seconds" else "environment steps"
-    )
+    name = AXIS_NAMES[panel.axis]
+    _style_axes(axes, theme, f"{name} ({unit})" if panel.axis == "seconds" else name)
     return handles
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rl_training.tools.report.data import StoredRun
+from rl_training.tools.report.stats import Unit
 
 _NOT_LEARNING = frozenset(
     {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}
@@ -32,6 +33,11 @@ class Group:
     """All runs, by seed."""
     counted: tuple[StoredRun, ...]
     """The aggregated runs: finished, one per seed."""
+
+    @property
+    def unit(self) -> Unit:
+        """What its runs count."""
+        return self.runs[0].unit
 
     @property
     def not_aggregated(self) -> tuple[StoredRun, ...]:

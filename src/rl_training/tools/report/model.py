@@ -12,10 +12,16 @@ from rl_training.tools.report.data import DamagedRun, StoredRun
 from rl_training.tools.report.figures import Line, Panel, has_curves, raw_curve
 from rl_training.tools.report.format import compact
 from rl_training.tools.report.groups import Group, make_groups
-from rl_training.tools.report.stats import Axis, Score, aggregate_curve, aggregate_scores
+from rl_training.tools.report.stats import (
+    AXIS_NAMES,
+    Axis,
+    Score,
+    aggregate_curve,
+    aggregate_scores,
+    positions,
+)
 
 EVALUATION, TRAINING = "eval/return_mean", "rollout/return_mean"
-_AXES: tuple[Axis, ...] = ("steps", "seconds")
 _MOST_NAMED = 3
 """How many runs or groups a remark names."""
 
@@ -98,20 +104,25 @@ def _result(group: Group, order: int, metrics: Sequence[str]) -> GroupResult:
 
 
 def _panels(groups: Sequence[Group], metrics: Sequence[str]) -> tuple[Panel, ...]:
+    """Return the panels of an environment; steps and updates have an axis each."""
     return tuple(
         Panel(groups[0].env_id, metric, axis, lines)
         for metric in metrics
         if any(len(run.series[metric]) for group in groups for run in group.runs)
-        for axis in _AXES
+        for axis in AXIS_NAMES
         if has_curves(
-            lines := tuple(_line(group, i, metric, axis) for i, group in enumerate(groups))
+            lines := tuple(
+                _line(group, i, metric, axis)
+                for i, group in enumerate(groups)
+                if axis in (group.unit, "seconds")
+            )
         )
     )
 
 
 def _line(group: Group, order: int, metric: str, axis: Axis) -> Line:
     alone = tuple(
-        raw_curve(getattr(run.series[metric], axis), run.series[metric].values)
+        raw_curve(positions(run.series[metric], axis), run.series[metric].values)
         for run in group.not_aggregated
         if len(run.series[metric])
     )
@@ -146,7 +157,7 @@ def _remarks(results: Sequence[GroupResult], damaged: Sequence[DamagedRun]) -> t
         if len(ends_at) > 1:
             remarks.append(
                 f"{name}: seeds ended between {compact(ends_at[0])} and {compact(ends_at[-1])}"
-                " steps; its curves end with the shortest run."
+                f" {group.unit}; its curves end with the shortest run."
             )
     return tuple(remarks)
 

@@ -12,7 +12,12 @@ from rl_training.tools.report.figures import Panel, panel_svg
 from rl_training.tools.report.format import html, number
 from rl_training.tools.report.model import EVALUATION, TRAINING, GroupResult, Report
 from rl_training.tools.report.provenance import commands, provenance_table
-from rl_training.tools.report.stats import CURVE_REPETITIONS, MAX_POINTS, SCORE_REPETITIONS
+from rl_training.tools.report.stats import (
+    AXIS_NAMES,
+    CURVE_REPETITIONS,
+    MAX_POINTS,
+    SCORE_REPETITIONS,
+)
 from rl_training.tools.report.tables import (
     APART_KEY,
     configs_tables,
@@ -24,7 +29,6 @@ from rl_training.tools.report.tables import (
 from rl_training.version import __version__
 
 _NAMES = {EVALUATION: "Evaluation return", TRAINING: "Training return"}
-_AXES = {"steps": "environment steps", "seconds": "wall time"}
 _SECTIONS = (
     ("scores", "Final scores"),
     ("curves", "Learning curves"),
@@ -173,10 +177,10 @@ def _alt(panel: Panel, results: Sequence[GroupResult]) -> str:
         if line.curve is not None
     ]
     apart = sum(len(line.not_aggregated) for line in panel.lines)
-    ends += [f"{apart} of {sum(len(r.group.runs) for r in results)} runs not aggregated"] * bool(
-        apart
-    )
-    start = f"{panel.metric} on {panel.env_id} against {_AXES[panel.axis]}"
+    orders = {line.order for line in panel.lines}
+    runs = sum(len(result.group.runs) for result in results if result.order in orders)
+    ends += [f"{apart} of {runs} runs not aggregated"] * bool(apart)
+    start = f"{panel.metric} on {panel.env_id} against {AXIS_NAMES[panel.axis]}"
     return f"{start}: {'; '.join(ends)}."
 
 

@@ -64,13 +64,17 @@ def commands(runs: Sequence[StoredRun]) -> str:
         for title, words in [
             ("", run.metadata.get("command")),
             *(
-                (f", resumed at step {entry.get('step', NONE)}", entry.get("command"))
+                (_resumed(run, entry), entry.get("command"))
                 for entry in run.metadata.get("resumes") or []
                 if isinstance(entry, dict)
             ),
         ]
     ]
     return "\n".join(blocks)
+
+
+def _resumed(run: StoredRun, entry: Mapping[str, Any]) -> str:
+    return f", resumed at {run.unit.removesuffix('s')} {entry.get('step', NONE)}"
 
 
 def _command(title: str, words: Any) -> str:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from rl_training.tools.report.log import FloatArray, Series
 
-Axis = Literal["steps", "seconds"]
+Unit = Literal["steps", "updates"]
+"""What a run counts."""
+Axis = Unit | Literal["seconds"]
+AXIS_NAMES: Mapping[Axis, str] = {
+    "steps": "environment steps",
+    "updates": "updates",
+    "seconds": "wall time",
+}
 
 SCORE_REPETITIONS = 2000
 CURVE_REPETITIONS = 1000
@@ -45,9 +52,14 @@ class Score:
     maximum: float
 
 
+def positions(series: Series, axis: Axis) -> FloatArray:
+    """Return where the values of a run are on an axis."""
+    return series.seconds if axis == "seconds" else series.steps
+
+
 def aggregate_curve(series: Sequence[Series], axis: Axis) -> Curve | None:
     """Return the interquartile mean over the range that all seeds cover; None if it is empty."""
-    lines = [(getattr(each, axis), each.values) for each in series]
+    lines = [(positions(each, axis), each.values) for each in series]
     if not lines or any(len(values) == 0 for _, values in lines):
         return None
     grid = common_grid([x for x, _ in lines])

@@ -67,16 +67,33 @@ def group_name(result: GroupResult) -> str:
 def scores_table(env_id: str, results: Sequence[GroupResult]) -> str:
     """Return a table of the final scores of an environment's groups."""
     metrics = {result.metric for result in results}
-    numeric = ("Seeds", "Steps", "IQM", "95% interval", "Mean", "Min", "Max", "Steps/s")
+    units = _units(results)
+    count = _title(units)
+    numeric = ("Seeds", count, "IQM", "95% interval", "Mean", "Min", "Max", f"{count}/s")
     columns = [Column("Group"), *(Column("Score of") for _ in range(len(metrics) > 1))]
+    columns += [Column("Unit")] * (len(units) > 1)
     columns += [Column(title, numeric=True) for title in (*numeric, "Wall time")]
     columns.append(Column("Not finished"))
     rows = [
-        [group_name(result), *([_code(result.metric)] * (len(metrics) > 1)), *_score_cells(result)]
+        [
+            group_name(result),
+            *([_code(result.metric)] * (len(metrics) > 1)),
+            *([result.group.unit] * (len(units) > 1)),
+            *_score_cells(result),
+        ]
         for result in results
     ]
     what = metrics.pop() if len(metrics) == 1 else "scores"
     return table(f"{env_id}: final {what}", columns, rows)
+
+
+def _units(results: Sequence[GroupResult]) -> list[str]:
+    """Return what the runs of a table count; of several, a column names that of each row."""
+    return sorted({result.group.unit for result in results})
+
+
+def _title(units: Sequence[str]) -> str:
+    return " or ".join(units).capitalize()
 
 
 def _score_cells(result: GroupResult) -> list[str]:
@@ -119,15 +136,22 @@ def _status(run: StoredRun) -> str:
 
 def runs_table(env_id: str, results: Sequence[GroupResult]) -> str:
     """Return a table of every readable run of an environment."""
-    numeric = ("Seed", "Steps", "Last score", "At step", "Steps/s", "Wall time")
+    units = _units(results)
+    count, at = _title(units), " or ".join(unit.removesuffix("s") for unit in units)
+    numeric = ("Seed", count, "Last score", f"At {at}", f"{count}/s", "Wall time")
     columns = [Column("Run"), Column("Status"), Column("Group")]
+    columns += [Column("Unit")] * (len(units) > 1)
     columns += [Column(title, numeric=True) for title in numeric]
     columns.append(Column("Remarks"))
-    rows = [_run_row(result, run) for result in results for run in result.group.runs]
+    rows = [
+        _run_row(result, run, names_unit=len(units) > 1)
+        for result in results
+        for run in result.group.runs
+    ]
     return table(f"{env_id}: every run", columns, rows)
 
 
-def _run_row(result: GroupResult, run: StoredRun) -> list[str]:
+def _run_row(result: GroupResult, run: StoredRun, *, names_unit: bool) -> list[str]:
     value = last_value(run, result.metric)
     remarks = [*run.notes]
     if run.reason and run.reason not in ("total_timesteps reached", "total_updates reached"):
@@ -138,6 +162,7 @@ def _run_row(result: GroupResult, run: StoredRun) -> list[str]:
         _code(run.path.name),
         _status(run),
         group_name(result),
+        *([run.unit] * names_unit),
         str(run.seed),
         whole(run.step) if run.finished else f"{whole(run.step)} of {whole(run.total)}",
         number(value[0]) if value else NONE,
