@@ -374,7 +374,8 @@ def data_facts(data: Data) -> dict[str, Any]:
     from rl_training.datasets.reading import open_dataset
 
     dataset = open_dataset(data.name)
-    returns = [float(np.sum(one.rewards, dtype=np.float64)) for one in dataset.episodes()]
+    parts = set(dataset.cut_episodes)
+    returns = [one.ret for one in dataset.episodes() if one.index not in parts]
     return {
         "env_id": data.env_id,
         "episodes": dataset.total_episodes,

@@ -566,8 +566,10 @@ def test_info_is_computed_from_the_data(make_config: MakeConfig, capsys: Any) ->
     shown = capsys.readouterr().out
     info = json.loads(shown.splitlines()[-1])
     found = loaded()
-    returns = [float(one.rewards.sum()) for one in found]
+    (part,) = provenance()["cut_episodes"]
+    returns = [float(one.rewards.sum()) for i, one in enumerate(found) if i != part]
     lengths = [len(one) for one in found]
+    assert info["whole"] == len(returns) == len(found) - 1
     for name, values in (("returns", returns), ("lengths", lengths)):
         figures = [info[name][key] for key in ("mean", "std", "min", "max")]
         expected = [np.mean(values), np.std(values), np.min(values), np.max(values)]
@@ -580,6 +582,43 @@ def test_info_is_computed_from_the_data(make_config: MakeConfig, capsys: Any) ->
     assert info["provenance"] == provenance()
     assert "Discrete(2)" in shown
     assert info["provenance"]["checkpoint"] in shown
+
+
+def test_all_commands_show_the_mean_return_of_whole_episodes(
+    make_config: MakeConfig, capsys: Any
+) -> None:
+    folder = trained(make_config(algo="sac", total_timesteps=150))
+    assert run("make", folder, "--steps", "500", "--out", "test/data-v0", "--json") == 0
+    assert len(loaded()) == 3
+    printed = result(capsys)["returns"]
+    mean = float(np.mean([one.rewards.sum() for one in loaded()[:2]]))
+    assert (printed["episodes"], printed["mean"]) == (2, pytest.approx(mean))
+    assert run("list", "--json") == 0
+    assert result(capsys)["datasets"][0]["mean_return"] == printed["mean"]
+    assert run("info", "test/data-v0", "--json") == 0
+    shown = capsys.readouterr().out
+    info = json.loads(shown.splitlines()[-1])
+    assert (info["returns"]["mean"], info["whole"]) == (pytest.approx(printed["mean"]), 2)
+    assert re.search(rf"return of whole episodes +mean {mean:,.2f}", shown)
+    words = ["--dataset", "test/data-v0", "--total-updates", "2", "--eval-episodes", "0"]
+    folders = ["--output-dir", str(folder.parent)]
+    assert cli.main(["train", "--algo", "bc", *words, *folders]) == 0
+    assert f"mean return of whole episodes {mean:,.2f}" in capsys.readouterr().err
+
+
+def test_a_dataset_without_a_whole_episode_has_no_mean_return(
+    make_config: MakeConfig, capsys: Any
+) -> None:
+    folder = trained(make_config(algo="sac", total_timesteps=150))
+    assert run("make", folder, "--steps", "50", "--out", "test/data-v0") == 0
+    capsys.readouterr()
+    assert run("info", "test/data-v0", "--json") == 0
+    shown = capsys.readouterr().out
+    info = json.loads(shown.splitlines()[-1])
+    assert (info["returns"], info["whole"], info["episodes"]) == (None, 0, 1)
+    assert "no episode is whole" in shown
+    assert run("list", "--json") == 0
+    assert result(capsys)["datasets"][0]["mean_return"] is None
 
 
 def test_info_of_spaces_that_cannot_be_learnt_from(tmp_path: Path, capsys: Any) -> None:

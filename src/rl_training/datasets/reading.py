@@ -52,6 +52,11 @@ class RecordedEpisode:
         """Return the number of transitions."""
         return len(self.rewards)
 
+    @property
+    def ret(self) -> float:
+        """Sum of its rewards."""
+        return float(np.sum(self.rewards, dtype=np.float64))
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
@@ -128,7 +133,10 @@ class Dataset:
 
     @property
     def cut_episodes(self) -> tuple[int, ...]:
-        """The episodes that are known to lack their beginning or end."""
+        """The episodes that are known to lack their beginning or end.
+
+        All others count as whole. The mean return of a dataset is that of its whole episodes.
+        """
         about = self.metadata.get(PROVENANCE)
         found = about.get("cut_episodes") if isinstance(about, dict) else None
         numbers = found if isinstance(found, list) else []

@@ -105,7 +105,9 @@ class DatasetSource:
         self._clipped = 0
         """Recorded actions with a component outside its bounds."""
         self._left: Iterator[RecordedEpisode] = dataset.episodes(self.indices)
-        self._return_sum = 0.0
+        self._parts = set(dataset.cut_episodes)
+        self._returns: list[float] = []
+        """Returns of the whole episodes that were added."""
 
     @property
     def _words(self) -> dict[str, str]:
@@ -134,7 +136,7 @@ class DatasetSource:
         """Return a replay that contains the dataset; a second call returns the same one."""
         if self.replay is None:
             self.check_memory(device)
-            self._left, self._return_sum = self.dataset.episodes(self.indices), 0.0
+            self._left, self._returns = self.dataset.episodes(self.indices), []
             self._clipped = 0
             self._digest = self.dataset.digest()
             if self.dataset.lossy_images:
@@ -179,7 +181,9 @@ class DatasetSource:
             while taken := self.collect(replay, _LOADED_AT_ONCE, start).steps:
                 advance(taken)
         if shown:
-            mean = self._return_sum / len(self.indices)
+            whole = "no whole episode"
+            if self._returns:
+                whole = f"mean return of whole episodes {np.mean(self._returns):,.2f}"
             of_all = (
                 ""
                 if len(self.indices) == self.dataset.total_episodes
@@ -188,7 +192,7 @@ class DatasetSource:
             size = readable(replay.nbytes)
             say(
                 f"dataset: {self.dataset.id}, {len(self.indices):,}{of_all} episodes,"
-                f" {self.transitions:,} transitions, {size}, mean return {mean:,.2f}"
+                f" {self.transitions:,} transitions, {size}, {whole}"
             )
 
     def collect(
@@ -214,7 +218,8 @@ class DatasetSource:
         actions = self._policy_actions(episode)
         terminated = bool(episode.terminations[-1])
         replay.add_episode(obs, actions, episode.rewards, terminated=terminated)
-        self._return_sum += float(np.sum(episode.rewards, dtype=np.float64))
+        if episode.index not in self._parts:
+            self._returns.append(episode.ret)
 
     def _stored(self, episode: RecordedEpisode) -> Obs:
         spec = self.info.obs_spec

@@ -18,7 +18,7 @@ from rl_training.datasets.writing import Destination, find_destination, write_da
 from rl_training.errors import ConfigError, UserError, did_you_mean
 from rl_training.seeding import stream_seed
 from rl_training.terminal import one_line, say, show, show_result
-from rl_training.tools.dataset.describing import Info, Listed, described, listed
+from rl_training.tools.dataset.describing import Info, Listed, Spread, described, listed
 from rl_training.trust import trust_from_flag
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ rl-training dataset: datasets of recorded episodes, in Minari's format.
 ID is a Minari id ('pendulum/medium-v0') or the path of a dataset's folder. RUN is a run folder or a
 checkpoint file.
 """
+_RETURN = "return of whole episodes"
 _SECONDS_BETWEEN_LINES = 5.0
 _RUN = tyro.conf.arg(metavar="RUN")
 
@@ -140,7 +141,7 @@ def _list(args: list[str]) -> int:
     root = datasets_root()
     found = [listed(root, name) for name in local_ids()]
     if found:
-        head = ["dataset", "environment", "episodes", "transitions", "size", "return (whole)"]
+        head = ["dataset", "environment", "episodes", "transitions", "size", f"mean {_RETURN}"]
         show_result(_table([head, *map(_listed_row, found)]) + "\n")
     else:
         show_result(f"no datasets under {root} (MINARI_DATASETS_PATH)\n")
@@ -189,10 +190,10 @@ def _info_text(info: Info) -> str:
         ("environment", info.env or "unknown"),
         ("observations", info.observation_space),
         ("actions", info.action_space),
-        ("episodes", f"{info.episodes:,} ({ended})"),
+        ("episodes", f"{info.episodes:,} ({ended}; {info.whole:,} whole)"),
         ("transitions", f"{info.transitions:,}"),
         ("length", _spread(info.lengths)),
-        ("return", _spread(info.returns)),
+        (_RETURN, _spread(info.returns)),
         ("images", "JPEG, pixels differ from those observed" if info.jpeg else "exact, or none"),
         ("in the replay", replay),
     ]
@@ -209,7 +210,9 @@ def _provenance_rows(provenance: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else json.dumps(value)
 
 
-def _spread(one: Any) -> str:
+def _spread(one: Spread | None) -> str:
+    if one is None:
+        return "no episode is whole"
     return f"mean {one.mean:,.2f}, std {one.std:,.2f}, {one.min:,.2f} to {one.max:,.2f}"
 
 

@@ -24,7 +24,7 @@ class Listed:
     bytes: int
     """Size of its files."""
     mean_return: float | None
-    """Of whole episodes, if this package wrote the dataset."""
+    """Mean return of whole episodes, as in `Info`; None if this package did not write it."""
     error: str | None = None
     """Why it cannot be read."""
 
@@ -59,13 +59,16 @@ class Info:
     observation_space: str
     action_space: str
     episodes: int
+    whole: int
+    """Episodes that were recorded from their start to their end, as far as is known."""
     transitions: int
     bytes: int
     """Size of its files."""
     jpeg: bool
     """Whether images were compressed as JPEG, which changes their pixels."""
     lengths: Spread
-    returns: Spread
+    returns: Spread | None
+    """Returns of whole episodes; None if there are none."""
     terminated: int
     """Episodes that ended in a terminal state."""
     truncated: int
@@ -107,13 +110,15 @@ def described(dataset: Dataset, on_step: Callable[[int], None]) -> Info:
     """
     lengths: list[float] = []
     returns: list[float] = []
+    parts = set(dataset.cut_episodes)
     ends = {"terminated": 0, "truncated": 0, "unfinished": 0}
     done = 0
     for episode in dataset.episodes():
         if not len(episode):
             continue
         lengths.append(len(episode))
-        returns.append(float(np.sum(episode.rewards, dtype=np.float64)))
+        if episode.index not in parts:
+            returns.append(episode.ret)
         is_truncated = bool(episode.truncations[-1])
         cut = "truncated" if is_truncated else "unfinished"
         ends["terminated" if episode.terminations[-1] else cut] += 1
@@ -129,11 +134,12 @@ def described(dataset: Dataset, on_step: Callable[[int], None]) -> Info:
         observation_space=str(dataset.observation_space),
         action_space=str(dataset.action_space),
         episodes=len(lengths),
+        whole=len(returns),
         transitions=done,
         bytes=_size(dataset.path),
         jpeg=dataset.lossy_images,
         lengths=Spread.of(lengths),
-        returns=Spread.of(returns),
+        returns=Spread.of(returns) if returns else None,
         **ends,
         replay_bytes=each,
         replay_error=why_not,

@@ -143,9 +143,8 @@ class Returns:
 
     def add(self, episode: RecordedEpisode) -> float:
         """Count an episode that was recorded from its start to its end; return its return."""
-        ret = float(np.sum(episode.rewards, dtype=np.float64))
-        self._returns.append(ret)
-        return ret
+        self._returns.append(episode.ret)
+        return episode.ret
 
     def summary(self) -> dict[str, Any]:
         """Return their number, mean and standard deviation; of none both are None."""
