@@ -282,6 +282,16 @@ def test_every_setting_is_a_flag_with_its_docstring(capsys: Captured, algo: str)
     assert f"hyperparameters of {ALGORITHMS[algo].class_name_of(algo)}:" in text
 
 
+@pytest.mark.parametrize("algo", [name for name, entry in ALGORITHMS.items() if entry.offline])
+def test_the_help_of_what_learns_offline_names_updates(capsys: Captured, algo: str) -> None:
+    assert call("train", "--algo", algo, "--help") == 0
+    blocks = help_blocks(capsys.readouterr().out)
+    for name in ("total-timesteps", "eval-interval", "checkpoint-interval", "log-interval-steps"):
+        assert "updates" in blocks[f"--{name}"], name
+    counted = [flag for flag, text in blocks.items() if "nvironmentsteps" in text]
+    assert all("updates" in blocks[flag] for flag in counted)
+
+
 def test_the_help_of_train_groups_every_setting() -> None:
     grouped = [name for group in TRAIN_GROUPS for name in group.fields]
     assert sorted(grouped) == sorted(field.name for field in dataclasses.fields(TrainConfig))

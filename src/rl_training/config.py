@@ -153,7 +153,8 @@ class TrainConfig(Generic[AlgoConfig]):
     """Seed from which all random numbers of the run are derived."""
     total_timesteps: int = _DefaultNumber()
     """Total environment steps, summed over all environments; rounded up to whole rollouts, or
-    off-policy to a multiple of num_envs; by default 100,000, and 0 with total_updates."""
+    off-policy to a multiple of num_envs; by default 100,000, and 0 for a run from a dataset alone,
+    which ends after total_updates."""
     total_updates: int = _DefaultNumber()
     """Total gradient updates of a run that learns from a dataset alone; it counts updates where
     others count environment steps, in all intervals, schedules and logs. By default 100,000 for
@@ -229,22 +230,24 @@ class TrainConfig(Generic[AlgoConfig]):
     vectors, else 1."""
 
     eval_interval: int = _DefaultNumber()
-    """Environment steps between evaluations, by default a tenth of total_timesteps; 0: only at the
-    end."""
+    """Environment steps, or updates of a run from a dataset alone, between evaluations; by default
+    a tenth of the total; 0: only at the end."""
     eval_episodes: int = 10
     """Number of episodes per evaluation; 0: no evaluation."""
     eval_deterministic: bool = True
     """Evaluate with the most likely action instead of a sampled one."""
 
     checkpoint_interval: int = 50_000
-    """Environment steps between checkpoints; also at start, end, new best and every 5 minutes."""
+    """Environment steps, or updates of a run from a dataset alone, between checkpoints; also at
+    start, end, new best and every 5 minutes."""
     keep_checkpoints: int = 2
     """How many numbered checkpoints to keep, besides 'last' and 'best'."""
 
     output_dir: Path = Path("runs")
     """Folder in which run folders are created."""
     log_interval_steps: int = 1
-    """Minimum environment steps between rows of metrics; 1: a row after every iteration."""
+    """Minimum environment steps, or updates of a run from a dataset alone, between rows of metrics;
+    1: a row after every iteration."""
     log_info: tuple[str, ...] = ()
     """Keys of the info that an episode's last step returns, for example is_success: their means are
     logged as rollout/KEY_mean (last 100 episodes) and eval/KEY_mean."""
