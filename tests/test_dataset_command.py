@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -643,6 +644,105 @@ def test_info_of_spaces_that_cannot_be_learnt_from(tmp_path: Path, capsys: Any) 
     assert (info["unfinished"], info["provenance"], info["env"]) == (1, None, None)
 
 
+# -- delete ----------------------------------------------------------------------------------------
+
+
+class Answer(io.StringIO):
+    """A terminal on which something was typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_dataset_is_deleted_with_its_size(tmp_path: Path, capsys: Any) -> None:
+    folder = write("test/data-v0", episodes(VECTOR, DISCRETE))
+    write("test/other-v0", episodes(VECTOR, DISCRETE))
+    size = sum(map(len, files_of(folder).values()))
+    assert run("delete", "test/data-v0", "--yes", "--json") == 0
+    shown, printed = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        rf"deleted test/data-v0: 3 episodes, 12 transitions, [\d.]+ KiB in {folder}", shown
+    )
+    counts = {"episodes": 3, "transitions": 12, "bytes": size}
+    assert json.loads(printed) == {"dataset": "test/data-v0", "folder": str(folder), **counts}
+    assert local_ids() == ["test/other-v0"]
+    assert {path.name for path in folder.parent.iterdir()} == {
+        "namespace_metadata.json",
+        "other-v0",
+    }
+    assert "no dataset 'test/data-v0'" in refused(capsys, "delete", "test/data-v0", "--yes")
+    assert "Did you mean" in refused(capsys, "delete", "test/othr-v0", "--yes")
+    assert list(minari.list_local_datasets()) == ["test/other-v0"]
+    write("test/data-v0", episodes(VECTOR, DISCRETE))  # the name is free again
+
+
+def test_it_asks_first(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("test/data-v0", episodes(VECTOR, DISCRETE))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert "--yes deletes without asking" in refused(capsys, "delete", "test/data-v0")
+    for answer in ("n\n", "\n", "", "yours\n"):
+        monkeypatch.setattr(sys, "stdin", Answer(answer))
+        assert run("delete", "test/data-v0", "--json") == 2
+        shown = capsys.readouterr()
+        assert re.match(
+            r"delete test/data-v0: 3 episodes, 12 transitions, .*\? \[y/N\]\n", shown.err
+        )
+        assert json.loads(shown.out) == {"error": "nothing was deleted", "exit_code": 2}
+        assert local_ids() == ["test/data-v0"]
+    monkeypatch.setattr(sys, "stdin", Answer("Yes\n"))
+    assert run("delete", "test/data-v0") == 0
+    assert local_ids() == []
+
+
+def test_only_a_dataset_under_the_root_is_deleted(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "minari"
+    inside = write("test/data-v0", episodes(VECTOR, DISCRETE))
+    outside = write(tmp_path / "own" / "data-v0", episodes(VECTOR, DISCRETE))
+    monkeypatch.chdir(tmp_path / "own")
+    for name in ("../own/data-v0", str(outside), str(inside), "./data-v0", "test", "", ".", "~"):
+        assert "only datasets under" in refused(capsys, "delete", name, "--yes")
+    assert "no dataset 'data-v0'" in refused(capsys, "delete", "data-v0", "--yes")
+    (root / "empty-v0" / "data").mkdir(parents=True)
+    assert "no dataset 'empty-v0'" in refused(capsys, "delete", "empty-v0", "--yes")
+    (root / "link-v0").symlink_to(outside)
+    (root / "space").symlink_to(outside.parent)
+    (root / "half-v0").mkdir()
+    (root / "half-v0" / "data").symlink_to(outside / "data")
+    write("test/part-v0", episodes(VECTOR, DISCRETE))
+    (root / "test" / "part-v0" / "data" / "more").symlink_to(outside)
+    for name in ("link-v0", "space/data-v0", "half-v0", "test/part-v0"):
+        assert "is a symbolic link" in refused(capsys, "delete", name, "--yes")
+    (inside / "notes.txt").write_text("mine")
+    shutil.copytree(outside, inside / "inner-v0")
+    message = refused(capsys, "delete", "test/data-v0", "--yes")
+    assert "contains more than a dataset (inner-v0, notes.txt)" in message
+    for folder in (inside, outside):
+        assert (folder / "data" / "main_data.hdf5").is_file()
+
+
+def test_a_damaged_dataset_is_deleted_and_what_cannot_be_is_explained(
+    damaged: Callable[[Any], None], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged(lambda data: (data / "metadata.json").write_text("{"))
+
+    def denied(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", denied)
+        message = refused(capsys, "delete", "test/data-v0", "--yes")
+    assert message.endswith("data-v0: Operation not permitted\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", denied)
+        assert run("delete", "test/data-v0", "--yes") == 2
+    assert "what is left of it is in" in capsys.readouterr().err
+    assert local_ids() == []
+    write("test/data-v0", episodes(VECTOR, DISCRETE))
+    assert run("delete", "test/data-v0", "--yes") == 0
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 
@@ -674,7 +774,7 @@ def test_bad_flags_are_refused_before_any_work(
 def test_help_is_printed(capsys: Any) -> None:
     assert run("--help") == run() == 0
     assert capsys.readouterr().out.count("rl-training dataset from-replay RUN") == 2
-    for command in ("list", "info", "make", "from-replay"):
+    for command in ("list", "info", "make", "from-replay", "delete"):
         with pytest.raises(SystemExit) as done:
             run(command, "--help")
         assert done.value.code == 0

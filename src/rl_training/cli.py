@@ -44,7 +44,7 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training report RUNS...            write an HTML page of curves, scores and configs
   rl-training record RUN                record a video of whole episodes
   rl-training play ENV | RUN            show an environment on the screen
-  rl-training dataset list | info | make | from-replay
+  rl-training dataset list | info | make | from-replay | delete
                                         datasets of recorded episodes, for offline learning
   rl-training check-env ENV             check an environment of your own before training
   rl-training doctor                    show what is installed; with --config, where the time goes

@@ -271,12 +271,16 @@ def find_dataset(name: str | Path) -> Path:
     root = datasets_root()
     if is_dataset_id(str(name)) and (root / str(name) / "data" / "metadata.json").is_file():
         return root / str(name)
+    raise no_dataset(str(name), "it is neither a folder with data/metadata.json nor")
+
+
+def no_dataset(name: str, reason: str = "it is not") -> ConfigError:
+    """Return the error for a name that no dataset has, with what was probably meant."""
     known = local_ids()
-    hint = did_you_mean(str(name), known) if known else ""
-    raise ConfigError(
-        f"no dataset {str(name)!r}: it is neither a folder with data/metadata.json nor the id of a"
-        f" dataset under {root} ({_ROOT_VARIABLE}{_unset()}).{hint or ' rl-training dataset list'}"
-        f"{'' if hint else ' lists what is there'}"
+    hint = did_you_mean(name, known) if known else ""
+    return ConfigError(
+        f"no dataset {name!r}: {reason} the id of a dataset under {datasets_root()}"
+        f" ({_ROOT_VARIABLE}{_unset()}).{hint or ' rl-training dataset list lists what is there'}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import itertools
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from rl_training.datasets.reading import (
     RecordedEpisode,
     datasets_root,
     is_dataset_id,
+    no_dataset,
     require_minari,
 )
 from rl_training.errors import ConfigError, NonFiniteError
@@ -293,6 +295,54 @@ def _hidden_folder(place: Destination) -> Iterator[Path]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def find_deletable(dataset_id: str) -> Path:
+    """Return the folder of a dataset under MINARI_DATASETS_PATH that contains it and nothing else.
+
+    Raises `ConfigError` for anything else, and where links lead to it or are in it.
+    """
+    root = datasets_root()
+    if not is_dataset_id(dataset_id):
+        raise ConfigError(
+            f"only datasets under {root} are deleted, by their id, such as 'pendulum/medium-v0';"
+            f" got {dataset_id!r}"
+        )
+    folder = root / dataset_id
+    parts = [part for part in reversed([folder, *folder.parents]) if part.is_relative_to(root)]
+    inside = itertools.chain(parts[1:], folder.rglob("*"))
+    if link := next(filter(Path.is_symlink, inside), None):
+        raise ConfigError(f"{dataset_id!r} is not deleted: {link} is a symbolic link")
+    if not (folder / "data" / "metadata.json").is_file():
+        raise no_dataset(dataset_id)
+    if others := sorted(entry.name for entry in folder.iterdir() if entry.name != "data"):
+        raise ConfigError(
+            f"{dataset_id!r} is not deleted: {folder} contains more than a dataset"
+            f" ({', '.join(others)}). Move that elsewhere first"
+        )
+    return folder
+
+
+def delete_dataset(folder: Path) -> None:
+    """Delete the folder of a dataset; of one that could not be deleted whole, nothing is found.
+
+    Raises `ConfigError` where the disk forbids it.
+    """
+    hidden = folder.with_name(f".{folder.name}.tmp")  # emptied by the next write, if this is killed
+    try:
+        lock = _locked(hidden)
+        try:
+            folder.rename(hidden / folder.name)
+            shutil.rmtree(hidden)
+        finally:
+            if lock is not None:
+                os.close(lock)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            hidden.rmdir()
+        left = "" if folder.exists() else f"; what is left of it is in {hidden}"
+        raise ConfigError(f"cannot delete {folder}: {error.strerror}{left}") from None
+    sync_folder(folder.parent)
 
 
 def _locked(folder: Path) -> int | None:

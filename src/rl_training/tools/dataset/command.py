@@ -1,9 +1,10 @@
-"""``rl-training dataset list | info | make | from-replay``: datasets in Minari's format."""
+"""``rl-training dataset``: list, describe, write and delete datasets in Minari's format."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,13 @@ import tyro
 from rl_training._internal.flag_help import HelpText
 from rl_training._internal.flags import parse_flags
 from rl_training.datasets.reading import datasets_root, local_ids, open_dataset
-from rl_training.datasets.writing import Destination, find_destination, write_dataset
+from rl_training.datasets.writing import (
+    Destination,
+    delete_dataset,
+    find_deletable,
+    find_destination,
+    write_dataset,
+)
 from rl_training.errors import ConfigError, UserError, did_you_mean
 from rl_training.seeding import stream_seed
 from rl_training.terminal import one_line, say, show, show_result
@@ -34,6 +41,7 @@ rl-training dataset: datasets of recorded episodes, in Minari's format.
   rl-training dataset info ID            what a dataset contains and where it comes from
   rl-training dataset make RUN           record episodes of a trained policy
   rl-training dataset from-replay RUN    write what the replay of a run holds
+  rl-training dataset delete ID          delete a dataset under MINARI_DATASETS_PATH
 
 ID is a Minari id ('pendulum/medium-v0') or the path of a dataset's folder. RUN is a run folder or a
 checkpoint file.
@@ -120,12 +128,33 @@ class FromReplayArgs:
     """Print the result as one JSON object on the last line."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeleteArgs:
+    """Delete a dataset under MINARI_DATASETS_PATH (unset: ~/.minari/datasets).
+
+    Runs that were trained on it can be evaluated without it, but not resumed.
+    """
+
+    dataset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
+    """Its Minari id. Folders elsewhere are not deleted, and neither are links."""
+    yes: bool = False
+    """Do not ask before it is deleted."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+
+
 def main(args: list[str]) -> int:
     """``rl-training dataset``."""
     if not args or args[0] in ("-h", "--help"):
         show_result(_HELP)
         return 0
-    commands = {"list": _list, "info": _info, "make": _make, "from-replay": _from_replay}
+    commands = {
+        "list": _list,
+        "info": _info,
+        "make": _make,
+        "from-replay": _from_replay,
+        "delete": _delete,
+    }
     if args[0] not in commands:
         raise UserError(f"unknown command 'dataset {args[0]}'.{did_you_mean(args[0], commands)}")
     return commands[args[0]](args[1:])
@@ -306,6 +335,43 @@ def _from_replay(args: list[str]) -> int:
 
     write_dataset(place, counted, recorded, provenance)
     return _written(place, counted, returns, as_json=options.json)
+
+
+# -- delete ----------------------------------------------------------------------------------------
+
+
+def _delete(args: list[str]) -> int:
+    text = HelpText(
+        "ID [--yes] [--json]", examples=("rl-training dataset delete pendulum/medium-v0",)
+    )
+    options: DeleteArgs = parse_flags(DeleteArgs, args, "rl-training dataset delete", text)
+    folder = find_deletable(options.dataset)
+    found = listed(datasets_root(), options.dataset)
+    what = f"{found.id}: {_content(found)} in {one_line(str(folder))}"
+    if not options.yes:
+        _require_consent(f"delete {what}? [y/N]")
+    delete_dataset(folder)
+    show(f"deleted {what}\n")
+    if options.json:
+        counts = {"episodes": found.episodes, "transitions": found.transitions}
+        deleted = {"dataset": found.id, "folder": str(folder), **counts, "bytes": found.bytes}
+        show(json.dumps(deleted) + "\n")
+    return 0
+
+
+def _content(found: Listed) -> str:
+    counts = {"episodes": found.episodes, "transitions": found.transitions}
+    known = [f"{count:,} {name}" for name, count in counts.items() if count is not None]
+    return ", ".join([*known, _readable(found.bytes)])
+
+
+def _require_consent(question: str) -> None:
+    """Raise `UserError` unless the user answers yes."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UserError("nothing was deleted: there is nobody to ask; --yes deletes without asking")
+    say(question)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UserError("nothing was deleted")
 
 
 class _Counted:
