@@ -24,6 +24,8 @@ from rl_training.config import TrainConfig, config_from_file
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import ALGORITHMS
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.stored import IN_MEMORY
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 from state_compare import assert_same_run, differences, final_state, metric_rows
 from test_resume import run_and_kill
@@ -315,6 +317,93 @@ def test_online_from_offline_starts_from_its_weights_and_resumes_exactly(
     killed = run_and_kill(config, tmp_path / "killed", "step", "400")
     resume_training(killed)
     assert_same_run(whole.run_dir, killed)
+
+
+def managed(data: Path, folder: Path, **more: Any) -> dict[str, Any]:
+    """Settings of a model that learns quickly from a dataset, in a folder of its own."""
+    quick: dict[str, Any] = {**QUICK_KNOBS["cql"], "eval_episodes": 0, "progress": False}
+    return {**quick, "dataset": str(data), "output_dir": folder, "tensorboard": False, **more}
+
+
+def test_a_model_gives_its_weights_as_they_are_and_names_its_checkpoint(
+    recorded_data: RecordedData, tmp_path: Path
+) -> None:
+    data = recorded_data(ON_BOX)
+    online = managed(
+        data, tmp_path / "b", learning_starts=20, total_timesteps=60, checkpoint_interval=20
+    )
+    model = rl_training.CQL(**managed(data, tmp_path / "a"))
+    before = model.learn(8)
+    from_path = rl_training.SAC(ON_BOX, init_from=before.checkpoint_path, **online)
+    from_path.learn()
+    agent = rl_training.SAC(ON_BOX, init_from=model, **online)
+    other = rl_training.SAC(ON_BOX, init_from=model, **online)
+    model.learn(8)
+    assert agent.config.init_from == before.checkpoint_path
+    agent.learn()
+    assert agent.run_dir is not None
+    assert from_path.run_dir is not None
+    assert_same_run(from_path.run_dir, agent.run_dir)
+    stored = config_from_file(agent.run_dir / "config.yaml")
+    assert stored.init_from == before.checkpoint_path
+    weights = agent.policy.module.state_dict()
+    with pytest.warns(UserWarning, match="a new run starts from the weights"):
+        agent.learn(20, run_dir=tmp_path / "c")  # from its own weights, and no update yet
+    own = agent.policy.module.state_dict()
+    assert all(torch.equal(weights[name], own[name]) for name in own if "temperature" not in name)
+
+    class StopAt(Callback):
+        def on_iteration(self, trainer: Any, event: Any) -> None:
+            trainer.request_stop("enough")
+
+    run = other.learn(callbacks=[StopAt()])
+    shutil.rmtree(before.run_dir)
+    assert resume_training(run.run_dir, total_timesteps=80).metrics["global_step"] == 80
+
+
+def test_a_model_in_memory_is_recorded_as_such(
+    recorded_data: RecordedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = recorded_data(ON_BOX)
+    model = rl_training.IQL(**managed(data, tmp_path / "a"))
+    model.learn(8, run_dir=None)
+    weights = model.policy.module.state_dict()
+    online = managed(data, tmp_path / "b", learning_starts=60, total_timesteps=40)
+    agent = rl_training.IQL(ON_BOX, init_from=model, **online)
+    model.learn(8)
+    result = agent.learn()  # no update yet
+    assert all(torch.equal(weights[k], v) for k, v in agent.policy.module.state_dict().items())
+    assert not (tmp_path / "a").exists()
+    config = config_from_file(result.run_dir / "config.yaml")
+    assert config == agent.config
+    assert config.init_from == IN_MEMORY
+    longer = resume_training(result.run_dir, total_timesteps=80)
+    assert longer.metrics["global_step"] == 80
+    loaded = rl_training.IQL.load(result.run_dir)
+    assert loaded.config.init_from == IN_MEMORY
+    again = rl_training.IQL(ON_BOX, init_from=loaded, **online)
+    assert again.config.init_from == result.run_dir / "checkpoints" / "last.pt"
+    again.learn(run_dir=None)
+    in_memory = rl_training.IQL(ON_BOX, init_from=again, **online)
+    assert in_memory.config.init_from == IN_MEMORY
+    assert in_memory.learn(run_dir=None).folder is None
+    assert cli.main(["train", "--config", str(result.run_dir / "config.yaml")]) == 2
+    assert "started from a model in memory, whose weights are in no file" in capsys.readouterr().err
+
+
+def test_what_gives_no_weights_is_refused(recorded_data: RecordedData, tmp_path: Path) -> None:
+    settings = managed(recorded_data(ON_BOX), tmp_path)
+    model = rl_training.CQL(**settings)
+    with pytest.raises(ConfigError, match=r"init_from: <CQL .*> has learnt nothing"):
+        rl_training.SAC(ON_BOX, init_from=model)
+    with pytest.raises(ConfigError, match=r"SAC\(env, init_from=model\)"):
+        TrainConfig(algo="sac", init_from=model)  # type: ignore[arg-type]
+    model.learn(2, run_dir=None)
+    with pytest.raises(CheckpointError, match="its observations are"):
+        rl_training.SAC("MountainCarContinuous-v0", init_from=model, output_dir=tmp_path).learn(9)
+    narrow = rl_training.SAC(ON_BOX, init_from=model, hidden_sizes=[8], output_dir=tmp_path)
+    with pytest.raises(CheckpointError, match=r"weights of a model in memory do not fit.*hidden_"):
+        narrow.learn(9)
 
 
 def test_a_part_of_every_batch_comes_from_the_dataset(

@@ -226,6 +226,10 @@ def _hint(name: str, value: Any) -> str:
         return f": leave {name} unset for an automatic value"
     if name == "learning_rate" and callable(value):
         return ": lr_schedule and lr_warmup_fraction change it over the run"
+    if name == "init_from" and hasattr(type(value), "learn"):
+        return (
+            ": give a model to the class, as in SAC(env, init_from=model), else the path of its run"
+        )
     if name == "hidden_sizes" and isinstance(value, Mapping):
         return ": critic_hidden_sizes sets the critic's layers"
     return ""

@@ -34,7 +34,7 @@ from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.resuming import extend
 from rl_training.runtime.setup import ExperimentManager
-from rl_training.runtime.stored import load_state
+from rl_training.runtime.stored import IN_MEMORY, load_state
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.trust import Trust
@@ -62,7 +62,9 @@ class ManagedAlgorithm:
             config: a config, with or without ``env``; its ``algo`` may be left out.
             env_fn: a function that returns a new environment, which need not be registered.
             others: nothing; a second argument without a name is refused.
-            overrides: settings by name, those of the algorithm included.
+            overrides: settings by name, those of the algorithm included. ``init_from`` may be a
+                model that was trained or loaded: a copy of its weights is made now. The config
+                records the model's checkpoint, or that it was in memory.
         """
         check_arguments(self._name, env, others, env_fn)
         if overrides.get("algo", self.algo) != self.algo:
@@ -83,6 +85,8 @@ class ManagedAlgorithm:
             overrides = {"env_id": _name_of_function(env_fn), **overrides}
         if env_fn is not None:
             check_env_fn(env_fn, {})
+        self._initial, overrides = _initial_policy(overrides)
+        """The policy of the model that was given as ``init_from``, if one was."""
         base = TrainConfig(algo=self.algo) if config is None else config.for_algo(self.algo)
         self.config = base.with_overrides(**overrides) if overrides else base
         self.env_fn = env_fn
@@ -186,10 +190,7 @@ class ManagedAlgorithm:
                     " with init_from=path"
                 )
             return self._continued_in_memory(self._in_memory, steps, callbacks)
-        checkpoint = self._loaded_from
-        if self.result is not None and self.result.folder is not None:
-            checkpoint = self.result.checkpoint_path
-        config = self.config
+        checkpoint, config = self._checkpoint, self.config
         if checkpoint is not None:
             state = self._state or {}
             by_function = self.env_fn is not None
@@ -203,12 +204,31 @@ class ManagedAlgorithm:
         if env_fn is not None and self.env_fn is None:
             config = config.with_overrides(env_kwargs={})  # they are those of the id
         trainer = ExperimentManager.setup(
-            config, callbacks=callbacks, env_fn=env_fn or self.env_fn, run_dir=run_dir
+            config,
+            callbacks=callbacks,
+            env_fn=env_fn or self.env_fn,
+            run_dir=run_dir,
+            initial=self._initial if checkpoint is None else None,
         )
         self.env_fn = env_fn or self.env_fn
         if trainer.folder is None:
             weakref.finalize(self, trainer.close)
         return trainer
+
+    @property
+    def _checkpoint(self) -> Path | None:
+        """The file that holds the current policy; None before `learn`, and for a run in memory."""
+        if self.result is not None and self.result.folder is not None:
+            return self.result.checkpoint_path
+        return self._loaded_from
+
+    def _as_initial(self) -> tuple[dict[str, Any], Path]:
+        """Return the policy with a copy of its weights, and where the weights are from."""
+        if self._state is None or (self._checkpoint is None and self._in_memory is None):
+            raise ConfigError(f"init_from: {self!r} has learnt nothing: call its learn() first")
+        about = {name: self._state[name] for name in ("config", "obs_spec", "action_spec")}
+        weights = copy.deepcopy(self._state["algorithm"]["model"])
+        return {**about, "algorithm": {"model": weights}}, self._checkpoint or IN_MEMORY
 
     def _continued_in_memory(
         self, trainer: Trainer, steps: int | None, callbacks: Callbacks
@@ -408,6 +428,15 @@ class ManagedAlgorithm:
                 spec, self.config, algorithm, adapter.obs_spec, adapter.action_spec, device
             )
         return self._policy
+
+
+def _initial_policy(overrides: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Return the policy of a model that is given as ``init_from``, and settings without it."""
+    model = overrides.get("init_from")
+    if not isinstance(model, ManagedAlgorithm):
+        return None, overrides
+    policy, origin = model._as_initial()
+    return policy, {**overrides, "init_from": origin}
 
 
 def _is_folder_of(checkpoint: Path, run_dir: str | Path | None) -> bool:

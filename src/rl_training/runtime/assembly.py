@@ -231,13 +231,22 @@ def build_algorithm(
     return learner
 
 
-def load_weights(learner: Any, config: TrainConfig[Any], info: EnvInfo) -> None:
-    """Load the policy's weights from the checkpoint that ``init_from`` names."""
-    checkpoint = config.init_from
-    if checkpoint is None:
+def load_weights(
+    learner: Any,
+    config: TrainConfig[Any],
+    info: EnvInfo,
+    state: Mapping[str, Any] | None = None,
+) -> None:
+    """Load the policy's weights from the checkpoint that ``init_from`` names.
+
+    ``state`` is what was read of it before, or the policy of a model that has no file.
+    """
+    path = config.init_from
+    if path is None:
         return
-    path = find_checkpoint(checkpoint)
-    state = load_model_weights(path)
+    if state is None:
+        path = find_checkpoint(path)
+        state = load_model_weights(path)
     check_saved_spaces(state, info)
     try:
         learner.load_weights(state["algorithm"]["model"])

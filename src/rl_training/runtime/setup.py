@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ from rl_training.runtime.resuming import (
     run_folder_of,
 )
 from rl_training.runtime.stored import (
+    IN_MEMORY,
     config_from_state,
     load_state,
     malformed_state,
@@ -55,11 +57,13 @@ class ExperimentManager:
         callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
         run_dir: str | Path | None = "auto",
+        initial: Mapping[str, Any] | None = None,
     ) -> Trainer:
         """Return a trainer at the start of a new run.
 
         ``run_dir`` is the folder of the run: "auto" makes one with a new name under
-        ``config.output_dir``, None keeps the run in memory and writes nothing.
+        ``config.output_dir``, None keeps the run in memory and writes nothing. ``initial`` is the
+        policy whose weights are loaded, in place of reading ``config.init_from``.
         """
         callbacks = as_callbacks(callbacks)
         config = with_absolute_path(config)
@@ -67,11 +71,11 @@ class ExperimentManager:
             config = with_environment(config, env_fn)
         ranks = join(config)
         with failing_together(ranks):
-            _check_request(config, run_dir, env_fn)
+            _check_request(config, run_dir, env_fn, initial)
         setup = assemble(config, env_fn, ranks=ranks)
         try:
             with failing_together(ranks):
-                load_weights(setup.learner, config, setup.source.info)
+                load_weights(setup.learner, config, setup.source.info, initial)
                 setup.spec.trainer.check(setup)
                 if run_dir is not None and ranks.leads:
                     auto = run_dir == "auto"
@@ -135,7 +139,10 @@ class ExperimentManager:
 
 
 def _check_request(
-    config: TrainConfig[Any], run_dir: str | Path | None, env_fn: EnvFn | None
+    config: TrainConfig[Any],
+    run_dir: str | Path | None,
+    env_fn: EnvFn | None,
+    initial: Mapping[str, Any] | None,
 ) -> None:
     """Raise `UserError` for what cannot be used, before environments are made."""
     if config.dataset and not config.is_offline and not (env_fn or config.is_given("env_id")):
@@ -144,7 +151,12 @@ def _check_request(
             "a run that steps environments needs env_id, also with a dataset"
             f" ({named or 'which names none'}). To learn from the dataset alone, set total_updates"
         )
-    if config.init_from is not None:
+    if config.init_from is not None and initial is None:
+        if config.init_from == IN_MEMORY:
+            raise ConfigError(
+                "the run of this config started from a model in memory, whose weights are in no"
+                " file: set init_from to a run or file, or leave it out"
+            )
         find_checkpoint(config.init_from)
     if config.wandb and run_dir is None:
         raise ConfigError("wandb: true needs a run folder, and run_dir=None has none")

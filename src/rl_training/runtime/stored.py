@@ -30,6 +30,8 @@ from rl_training.errors import (
 from rl_training.trust import Trust, require_trust
 from rl_training.types import ActionSpec, ObsSpec
 
+IN_MEMORY = Path("a model in memory")
+"""What the config of a run records as ``init_from`` where the weights are of no file."""
 _POLICY = {"config", "custom_env", "obs_spec", "action_spec", "algorithm"}
 _EXPLAINED = (
     *(UserError, EnvironmentFailure, WorkerError, NonFiniteError, RankFailure, StorageError),
