@@ -28,7 +28,7 @@ from rl_training.tools.doctor.advice import Advice, Result
 from rl_training.tools.doctor.command import _recommendation
 from rl_training.tools.doctor.trials import Trial
 from rl_training.tools.record import RecordArgs, _default_output
-from rl_training.tools.zoo import run as zoo_run
+from rl_training.tools.zoo import processes as zoo_processes
 from rl_training.tools.zoo.jobs import latest_row, plan
 from rl_training.tools.zoo.manifest import MANIFEST, load_benchmark
 from rl_training.untrusted_files import open_regular, read_regular, require_no_links
@@ -488,7 +488,7 @@ def test_runs_are_not_written_through_links(
     link = out / (part if part != "run" else "small/quick/seed1/run")
     link.parent.mkdir(parents=True)
     link.symlink_to(elsewhere)
-    monkeypatch.setattr(zoo_run, "command", lambda *_: [sys.executable, "-c", "pass"])
+    monkeypatch.setattr(zoo_processes, "command", lambda *_: [sys.executable, "-c", "pass"])
     assert cli.main(["zoo", "run", str(path), "--output-dir", str(out)]) == 2
     error = capsys.readouterr().err
     assert f"{link} is a symbolic link" in error
@@ -510,7 +510,7 @@ def test_the_last_line_of_a_failed_run_is_shown_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any
 ) -> None:
     path, out = manifest(tmp_path / "small"), tmp_path / "my $(out) folder"
-    monkeypatch.setattr(zoo_run, "command", lambda *_: [sys.executable, "-c", FAILING])
+    monkeypatch.setattr(zoo_processes, "command", lambda *_: [sys.executable, "-c", FAILING])
     assert cli.main(["zoo", "run", str(path), "--output-dir", str(out)]) == 1
     captured = capfdbinary.readouterr()
     assert b"\x1b" not in captured.out + captured.err

@@ -290,13 +290,21 @@ def test_an_error_of_the_environment_is_shown(make_config: MakeConfig, tmp_path:
 
 
 def test_an_address_without_a_cluster_is_refused(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(ConfigError, match=r"no Ray cluster at RAY_ADDRESS=127\.0\.0\.1:1"):
-        ExperimentManager.setup(make_config(engine="ray"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # so that it is restored afterwards
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    for has_token in (False, True):
+        if has_token:
+            (tmp_path / ".ray").mkdir()
+            (tmp_path / ".ray" / "auth_token").write_text("secret")
+        with pytest.raises(ConfigError, match=r"no Ray cluster at RAY_ADDRESS=127\.0\.0\.1:1"):
+            ExperimentManager.setup(make_config(engine="ray"))
+        assert os.environ.get("RAY_AUTH_MODE") == ("token" if has_token else None)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -220,13 +220,14 @@ def test_a_failed_run_does_not_sink_the_rest(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("small/*/seed1/ppo__*"))) == 2
 
 
-def start(*args: Any) -> subprocess.Popen[str]:
+def start(*args: Any, new_session: bool = False) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "rl_training.cli", "zoo", *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        start_new_session=new_session,
     )
 
 

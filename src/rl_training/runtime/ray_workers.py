@@ -10,6 +10,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,9 @@ _STORE_BYTES = 500_000_000
 def require_ray() -> None:
     """Raise `ConfigError` if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("engine: ray needs the extra 'ray'; in the clone: pip install '.[ray]'")
+        raise ConfigError(
+            "Ray needs the extra 'ray'; in the clone: pip install '.[ray]'"
+        )
 
 
 def connect(num_cpus: float) -> ClusterGuard | None:
@@ -51,20 +54,27 @@ def connect(num_cpus: float) -> ClusterGuard | None:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = os.environ.get("RAY_ADDRESS")
+    if address and _has_token():  # read when Ray is imported; clusters without tokens accept it
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     if ray.is_initialized():
         return None
     shared: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address := os.environ.get("RAY_ADDRESS"):
+    if address:
         _require_answer(address)
         try:
-            ray.init(**shared)
+            ray.init(address, **shared)
         except (ConnectionError, ValueError) as error:
-            raise ConfigError(f"no Ray cluster at RAY_ADDRESS={address}: {error}") from error
+            raise ConfigError(
+                f"no Ray cluster at RAY_ADDRESS={address}: {error}. If it requires a token, set"
+                " RAY_AUTH_TOKEN_PATH to its file"
+            ) from error
         return None
     guard = ClusterGuard()
     ray.init(
+        "local",  # never one that happens to run on this machine
         num_cpus=max(1, round(num_cpus + 0.499)),  # logical: what the workers request
         num_gpus=0,
         include_dashboard=False,
@@ -73,6 +83,13 @@ def connect(num_cpus: float) -> ClusterGuard | None:
     )
     guard.watch()
     return guard
+
+
+def _has_token() -> bool:
+    """Whether there is a token for clusters with token authentication, where Ray looks for it."""
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return True
+    return (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _require_answer(address: str) -> None:
@@ -84,6 +101,11 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise ConfigError(f"no Ray cluster at RAY_ADDRESS={address}: {error}") from None
+
+
+def module_paths() -> str:
+    """Return the PYTHONPATH with which workers find what this process finds, as the user's code."""
+    return os.pathsep.join(path for path in sys.path if path)
 
 
 def disconnect(guard: ClusterGuard | None) -> None:
@@ -105,8 +127,7 @@ class RayWorkers:
         variables = {"CUDA_VISIBLE_DEVICES": ""}  # also where a worker requests no GPU
         # Ray would set it to the CPUs that are requested, which may change how sums are rounded.
         variables["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-        # So that actors find the modules that this process finds, such as the user's environments.
-        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        variables["PYTHONPATH"] = module_paths()
         self._actor: Any = ray.remote(
             num_cpus=config.worker_cpus,
             num_gpus=0,

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -20,6 +20,7 @@ from rl_training.terminal import one_line, printable, say, show, show_result
 from rl_training.tools.zoo.jobs import Job, check_outputs, plan
 from rl_training.tools.zoo.manifest import Benchmark, Entry, benchmark_names, load_benchmark
 from rl_training.tools.zoo.names import chosen_entries, find_benchmark, train_name
+from rl_training.tools.zoo.processes import LocalRuns
 from rl_training.tools.zoo.results import (
     PresetResult,
     Results,
@@ -27,7 +28,7 @@ from rl_training.tools.zoo.results import (
     kept_results,
     write_results,
 )
-from rl_training.tools.zoo.run import Outcome, run_jobs
+from rl_training.tools.zoo.run import Outcome, Runs, run_jobs
 from rl_training.trust import require_trust, trust_from_flag
 
 _HELP = """\
@@ -57,8 +58,15 @@ class RunArgs:
     """Number of seeds to run for every preset; unset: as many as the benchmark lists, usually 5."""
     scale: float = 1.0
     """Factor on the number of steps, for example 0.05 for a quick test."""
-    processes: int = 1
-    """Number of parallel runs."""
+    processes: int | None = None
+    """Number of parallel runs; unset: 1, with --engine ray as many as there are CPUs for."""
+    engine: Literal["local", "ray"] = "local"
+    """Where runs are executed: on this machine, or as tasks of a Ray cluster (RAY_ADDRESS; unset:
+    one is started here)."""
+    cpus_per_run: float | None = None
+    """(--engine ray) CPUs that a run requests, and its number of torch threads; unset: 1."""
+    retries: int | None = None
+    """(--engine ray) How often a run whose process or machine was lost is resumed; unset: 2."""
     only: tuple[str, ...] = ()
     """Run only these presets, e.g. ppo/cartpole; unset: all."""
     output_dir: Path = Path("runs/zoo")
@@ -169,14 +177,11 @@ def _run(args: list[str]) -> int:
         examples=(
             "rl-training zoo run classic --seeds 2 --scale 0.05  # short runs, as a test",
             "rl-training zoo run ppo/cartpole --processes 2  # one preset, five seeds",
+            "RAY_ADDRESS=HOST:6379 rl-training zoo run classic --engine ray  # on a Ray cluster",
         ),
     )
     options: RunArgs = parse_flags(RunArgs, args, "rl-training zoo run", text)
-    for name, value in (("seeds", options.seeds), ("processes", options.processes)):
-        if value is not None and value < 1:
-            raise UserError(f"--{name} must be at least 1; got {value}")
-    if not options.scale > 0:
-        raise UserError(f"--scale must be above 0; got {options.scale}")
+    _require_valid(options)
     benchmark, chosen = find_benchmark(options.benchmark)
     for entry in benchmark.entries:
         settings = benchmark.config(entry).to_dict()
@@ -191,8 +196,9 @@ def _run(args: list[str]) -> int:
         only=chosen_entries(benchmark, options.only) or chosen,
     )
     check_outputs(jobs, options.output_dir)
-    with contextlib.closing(_View(len(jobs))) as view:
-        ended, stopped = run_jobs(jobs, options.processes, view, options.trust_modules)
+    runs = _runs(options)
+    with contextlib.closing(runs), contextlib.closing(_View(len(jobs))) as view:
+        ended, stopped = run_jobs(jobs, runs, view)
     failed = [outcome for outcome in ended if outcome.error is not None]
     done = [outcome for outcome in ended if outcome.job_status.status == "finished"]
     results = gather(benchmark, jobs, options.scale)
@@ -211,6 +217,32 @@ def _run(args: list[str]) -> int:
         found = {"folder": str(folder), **counts, "failed": errors}
         show(json.dumps({**found, **_plain_results(benchmark, results)}) + "\n")
     return 1 if failed and not stopped else 0
+
+
+def _require_valid(options: RunArgs) -> None:
+    for name, value in (("seeds", options.seeds), ("processes", options.processes)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1; got {value}")
+    if not options.scale > 0:
+        raise UserError(f"--scale must be above 0; got {options.scale}")
+    for name, number in (("cpus-per-run", options.cpus_per_run), ("retries", options.retries)):
+        if number is not None and options.engine != "ray":
+            raise UserError(f"--{name} needs --engine ray")
+    if options.cpus_per_run is not None and not options.cpus_per_run > 0:
+        raise UserError(f"--cpus-per-run must be above 0; got {options.cpus_per_run:g}")
+    if options.retries is not None and options.retries < 0:
+        raise UserError(f"--retries must not be negative; got {options.retries}")
+
+
+def _runs(options: RunArgs) -> Runs:
+    """Return what executes the runs."""
+    if options.engine == "local":
+        return LocalRuns(options.processes or 1, options.trust_modules)
+    from rl_training.tools.zoo.ray_runs import RayRuns
+
+    cpus = 1.0 if options.cpus_per_run is None else options.cpus_per_run
+    retries = 2 if options.retries is None else options.retries
+    return RayRuns(options.processes, cpus, retries, options.trust_modules)
 
 
 def _report(args: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""One run of a benchmark: its folder, its progress, and the command that starts or resumes it."""
+"""One run of a benchmark: its folder, its progress, and what starts or resumes it."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ class Job:
     def name(self) -> str:
         """Name for display."""
         return f"{self.entry.preset} seed {self.seed}"
+
+    def at(self, folder: Path) -> Job:
+        """Return the same job with paths that do not depend on the current folder."""
+        return dataclasses.replace(
+            self, preset_file=folder / self.preset_file, folder=folder / self.folder
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +245,7 @@ def command(
 ) -> list[str]:
     """Return the command that starts a job or resumes its run."""
     # -P: files in the current folder must not shadow modules.
-    program = [sys.executable, "-P", "-m", "rl_training.cli"]
+    program = [sys.executable, "-P", "-m", "rl_training.tools.zoo.child"]
     if status.run_dir is not None:
         trust = [] if trust_modules is None else ["--trust-modules", *trust_modules]
         return [*program, "resume", "--checkpoint", str(status.run_dir), *trust]

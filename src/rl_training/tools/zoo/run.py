@@ -1,35 +1,21 @@
-"""Run jobs in several processes, show their progress, and continue when one of them fails."""
+"""Run jobs side by side, show their progress, and continue when one of them fails."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rl_training.errors import UserError
-from rl_training.terminal import one_line
-from rl_training.tools.zoo.jobs import (
-    LOG,
-    Job,
-    JobStatus,
-    command,
-    job_status,
-    latest_row,
-    read_tail,
-)
+from rl_training.terminal import say
+from rl_training.tools.zoo.jobs import LOG, Job, JobStatus, job_status, latest_row
 
 _POLL_SECONDS = 0.2
-_TAIL = 65_536
-_LONGEST_LINE = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +28,52 @@ class Outcome:
     """Last line of its output, if it failed."""
 
 
-@dataclasses.dataclass
-class _Running:
+class Ended(NamedTuple):
+    """How the process of a job ended."""
+
+    succeeded: bool
+    reason: str
+    """Why it failed; of no meaning if it succeeded."""
+    was_lost: bool = False
+    """It was killed, or its machine was lost: the job may be tried again."""
+
+
+class Run(Protocol):
+    """A job that was started."""
+
     job: Job
-    process: subprocess.Popen[bytes]
-    log: Path
+
+    def poll(self) -> Ended | None:
+        """Return how it ended; None: it has not."""
+        ...
+
+    def stop(self, *, hard: bool) -> None:
+        """Request a checkpoint and the end, or end it at once."""
+        ...
+
+
+class Runs(Protocol):
+    """Where jobs are run."""
+
+    at_once: int
+    """Most jobs at the same time."""
+    retries: int
+    """How often a job whose run was lost is resumed."""
+
+    def start(self, job: Job) -> Run:
+        """Start a job, or resume its run."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
 
 
 Show = Callable[[list[tuple[Job, int, float | None]], list[Outcome]], None]
 """Called at intervals with the running jobs (job, step, training return) and all outcomes."""
 
 
-def run_jobs(
-    jobs: Sequence[Job],
-    processes: int,
-    show: Show,
-    trust_modules: Sequence[str] | None = None,
-) -> tuple[list[Outcome], bool]:
+def run_jobs(jobs: Sequence[Job], runs: Runs, show: Show) -> tuple[list[Outcome], bool]:
     """Run the unfinished jobs; return all outcomes, and whether a signal requested a stop.
 
     SIGINT and SIGTERM are forwarded: every run saves a checkpoint, and the next call resumes it.
@@ -66,68 +81,44 @@ def run_jobs(
     before = {job: job_status(job) for job in jobs}
     ended = [Outcome(job, now) for job, now in before.items() if now.status == "finished"]
     waiting = [job for job in jobs if before[job].status != "finished"]
-    running: list[_Running] = []
-    threads = None if processes == 1 else max(1, (os.cpu_count() or 1) // processes)
+    running: list[Run] = []
+    tries: Counter[Job] = Counter()
     with _stop_request() as stop:
         asked = 0
         while running or (waiting and not stop.count):
-            while waiting and len(running) < processes and not stop.count:
-                job = waiting.pop(0)
-                running.append(_start(job, command(job, before[job], threads, trust_modules)))
+            while waiting and len(running) < runs.at_once and not stop.count:
+                running.append(runs.start(waiting.pop(0)))
             if stop.count > asked:
                 asked = stop.count
                 for one in running:
-                    _ask_to_stop(one.process, hard=asked > 1)
-            for one in [one for one in running if one.process.poll() is not None]:
+                    one.stop(hard=asked > 1)
+            for one in list(running):
+                if (end := one.poll()) is None:
+                    continue
                 running.remove(one)
-                ended.append(_outcome(one))
+                tries[one.job] += 1
+                if end.was_lost and not stop.count and tries[one.job] <= runs.retries:
+                    say(
+                        f"{one.job.name}: {end.reason}; it continues from its last checkpoint"
+                        f" (retry {tries[one.job]} of {runs.retries})"
+                    )
+                    waiting.insert(0, one.job)
+                else:
+                    ended.append(_outcome(one.job, end))
             show([(one.job, *_progress(one.job)) for one in running], ended)
             if running:
                 time.sleep(_POLL_SECONDS)
     return ended, stop.count > 0
 
 
-def _start(job: Job, words: list[str]) -> _Running:
-    job.folder.mkdir(parents=True, exist_ok=True)
-    log = job.folder / LOG
-    with log.open("ab") as file:
-        # A new session, so that Ctrl-C reaches the run only through this process, once. preexec_fn
-        # is safe because this process has no other threads.
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
-        )
-    return _Running(job, process, log)
-
-
-def _end_with_parent() -> None:
-    """Make the kernel send SIGTERM, at which a run saves, when the parent process ends."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-
-def _ask_to_stop(process: subprocess.Popen[bytes], *, hard: bool) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        if hard:
-            process.kill()
-        else:
-            process.terminate()
-
-
-def _outcome(one: _Running) -> Outcome:
+def _outcome(job: Job, end: Ended) -> Outcome:
     try:
-        now = job_status(one.job)
+        now = job_status(job)
     except UserError as error:  # the other runs continue
-        return Outcome(one.job, JobStatus("missing"), str(error))
-    if one.process.returncode == 0:
-        return Outcome(one.job, now)
-    words = read_tail(one.log, _TAIL).decode("utf-8", "replace").strip().splitlines()
-    last = words[-1] if words else f"exit code {one.process.returncode}"
-    return Outcome(one.job, now, f"{one_line(last[:_LONGEST_LINE])} (see {one.log})")
+        return Outcome(job, JobStatus("missing"), str(error))
+    if end.succeeded:
+        return Outcome(job, now)
+    return Outcome(job, now, f"{end.reason} (see {job.folder / LOG})")
 
 
 def _progress(job: Job) -> tuple[int, float | None]:
