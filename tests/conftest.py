@@ -82,8 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.full)
 
 
-ONLINE = [name for name, entry in ALGORITHMS.items() if not entry.offline]
-"""Algorithms that step environments, and only so."""
+ONLINE = [n for n, entry in ALGORITHMS.items() if not (entry.offline or entry.multi_agent)]
+"""Algorithms that step environments of one agent, and only so."""
 
 
 def takes_discrete(algo: str) -> bool:

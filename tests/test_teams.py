@@ -17,7 +17,7 @@ from rl_training import IPPO, MAPPO, PPO
 from rl_training.algorithms.returns import gae, gae_of_turns
 from rl_training.config import TrainConfig
 from rl_training.envs import TeamAdapter, make_adapter
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.workflows import resume_training
 from rl_training.types import Progress, VectorStep
@@ -433,3 +433,18 @@ def test_resuming_groups_is_exact(make_config: MakeConfig, tmp_path: Path) -> No
 def test_groups_must_list_every_agent_once() -> None:
     with pytest.raises(ConfigError, match=r"must list every agent once: a, b, c; got a, b$"):
         adapter_of(Mortals, groups={"one": ["a", "b"]})
+
+
+@pytest.mark.parametrize("policies", ["shared", "separate"])
+def test_a_nan_names_the_environment_and_the_agent(policies: str, make_config: MakeConfig) -> None:
+    class Broken(Mortals):
+        def step(self, actions: Any) -> Any:
+            observations, *rest = super().step(actions)
+            if self.count == 4:
+                observations["b"] = np.array([np.nan, 0], np.float32)
+            return observations, *rest
+
+    config = make_config(algo="ippo", num_envs=2, num_steps=8, num_minibatches=1, policies=policies)
+    trainer = ExperimentManager.setup(config, env_fn=Broken, run_dir=None)
+    with pytest.raises(NonFiniteError, match=r"environment 0, agent b, returned a non-finite obs"):
+        trainer.train()

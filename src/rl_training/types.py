@@ -130,15 +130,16 @@ class EnvInfo(NamedTuple):
     """Whether rows may be reset-only (``valid`` False)."""
     has_turns: bool = False
     """Whether agents of an environment act one after another (`VectorStep.waiting`)."""
-    group_sizes: Mapping[str, int] = {"": 1}
-    """Rows of one environment, its agents, by the group that shares a policy."""
+    agents: Mapping[str, tuple[str, ...]] = {}
+    """Agents by the group that shares a policy, each a row of every environment; empty: one agent,
+    without a name."""
     log_info: tuple[str, ...] = ()
     """Keys of the last info of an episode that are always logged."""
 
     @property
     def rows_per_env(self) -> int:
         """Rows of one environment."""
-        return sum(self.group_sizes.values())
+        return sum(map(len, self.agents.values())) or 1
 
     device: str = "cpu"
     """Device on which the experience is produced."""

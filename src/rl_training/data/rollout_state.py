@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +22,8 @@ class RolloutState:
     num_envs: int
     first_env: int = 0
     """Index in the run of the first of these environments, for errors."""
+    agents: Sequence[str] = ()
+    """Of several agents: those of each environment, a row for each."""
     masked: bool
     position: int
     recorded: frozenset[str]
@@ -150,7 +152,12 @@ class RolloutState:
             episodes = finite.Episodes(dones > 0, valid, before, episode_lengths, self.masked)
             fields = [*self._observed_fields(), *host]
             raise finite.non_finite_error(
-                fields, episodes, first_row=0, first_step=first_step, first_env=self.first_env
+                fields,
+                episodes,
+                first_row=0,
+                first_step=first_step,
+                first_env=self.first_env,
+                agents=self.agents,
             )
         self._lengths_before = episode_lengths
 

@@ -272,7 +272,7 @@ def env_info(env: Adapter) -> EnvInfo:
     if isinstance(env, TeamAdapter):
         rows = {
             "has_turns": env.has_turns,
-            "group_sizes": {one.name: len(one.agents) for one in env.layout.groups},
+            "agents": {one.name: one.agents for one in env.layout.groups},
             "log_info": env.log_info,
         }
     return EnvInfo(

@@ -79,22 +79,20 @@ class TeamTrainer(OnPolicyTrainer):
         info = setup.source.info
         groups = specs_of_groups(info.obs_spec, info.action_spec)
         if not isinstance(info.obs_spec, GroupedObsSpec):
-            return super().make_buffer(setup)
+            buffer = super().make_buffer(setup)
+            (buffer.agents,) = info.agents.values()
+            return buffer
         envs = info.num_envs // info.rows_per_env
-        return GroupedRollout(
-            {
-                name: self.make_buffer_of(
-                    RolloutBuffer,
-                    setup,
-                    info=info._replace(
-                        obs_spec=obs_spec,
-                        action_spec=action_spec,
-                        num_envs=envs * info.group_sizes[name],
-                    ),
-                )
-                for name, (obs_spec, action_spec) in groups.items()
-            }
-        )
+        buffers = {}
+        for name, (obs_spec, action_spec) in groups.items():
+            own = info._replace(
+                obs_spec=obs_spec,
+                action_spec=action_spec,
+                num_envs=envs * len(info.agents[name]),
+            )
+            buffers[name] = self.make_buffer_of(RolloutBuffer, setup, info=own)
+            buffers[name].agents = info.agents[name]
+        return GroupedRollout(buffers)
 
 
 class TeamPolicy(TrainedPolicy):
