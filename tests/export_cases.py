@@ -144,7 +144,9 @@ def make_policy(case: Case, **settings: Any) -> TrainedPolicy:
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in learner.module.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=random))
+            inputs = parameter[0].numel() if parameter.ndim > 1 else 1
+            noise = torch.randn(parameter.shape, generator=random)
+            parameter.add_(noise * min(0.3, inputs**-0.5))
         obs = rows if spec.is_dict else rows[""]
         update_normalizers(learner.module, Rows(obs, torch.ones(len(seen), dtype=torch.bool)))
     chosen = get_spec(case.algo)
