@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from conftest import MakeConfig
-from export_cases import CASES, DICT, IMAGE, MASKED, VECTOR, Case, Noise, make_policy
+from export_cases import CASES, MASKED, Case, Noise, make_policy
 from rl_training import PPO, RecurrentPPO
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError, ParityError, UserError
@@ -24,6 +27,7 @@ from rl_training.export.formats import FILES
 from rl_training.export.module import PolicyModule, module_of
 from rl_training.export.observations import Observations, observe
 from rl_training.export.parity import compare
+from rl_training.registry import DICT, IMAGE, VECTOR
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.types import ACTION_MASK, Array
 
@@ -45,9 +49,10 @@ def _few_observations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observations, "STEPS", 24)
 
 
-def always_highest(case: Case) -> bool:
-    """Whether a policy cannot sample."""
-    return case.algo == "cql" and case.action == "Discrete"
+def is_deterministic(case: Case) -> bool:
+    """Whether a policy does not sample."""
+    own = {"cql": "Discrete", "bc": "bounded Box"}
+    return case.algo in ("td3_bc", "rebrac") or own.get(case.algo) == case.action
 
 
 def eager(made: PolicyModule) -> parity.Run:
@@ -79,7 +84,7 @@ def test_every_combination_of_the_registry_is_all_of_predict(case: Case) -> None
     seen = seen_by(policy, case)
     assert seen.starts.sum() == 3
     for stochastic in (False, True):
-        if stochastic and always_highest(case):
+        if stochastic and is_deterministic(case):
             with pytest.raises(ConfigError, match="does not sample"):
                 module_of(policy, stochastic=True)
             continue
@@ -101,7 +106,7 @@ def test_files_agree_with_predict(case: Case, name: Any, stochastic: bool, tmp_p
 def test_all_files_agree_with_predict(
     case: Case, name: Any, stochastic: bool, tmp_path: Path
 ) -> None:
-    if not (stochastic and always_highest(case)):
+    if not (stochastic and is_deterministic(case)):
         check_file(case, name, stochastic, tmp_path / "made")
 
 
@@ -213,6 +218,24 @@ def test_an_interrupted_export_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.8])
+def test_ctrl_c_leaves_nothing(seconds: float, tmp_path: Path) -> None:
+    model = PPO("CartPole-v1")
+    model.save(tmp_path / "policy.pt")
+    command = [sys.executable, "-m", "rl_training.cli", "export", str(tmp_path / "policy.pt")]
+    process = subprocess.Popen([*command, "--out", str(tmp_path / "made")], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".made-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert printed.decode().splitlines() == ["stopped"]
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]
+
+
 def test_choices_between_equal_scores_are_ties() -> None:
     case = Case("ppo", "MultiDiscrete", VECTOR)
     policy = make_policy(case)
@@ -313,6 +336,16 @@ def test_exporting_does_not_change_what_a_model_does(tmp_path: Path) -> None:
     one.export(tmp_path / "made", "torch", stochastic=True)
     pair = [model.predict(obs, deterministic=False)[0] for model in (one, other)]
     np.testing.assert_array_equal(*pair)
+
+
+def test_of_an_environment_that_is_gone_random_observations_are_compared(tmp_path: Path) -> None:
+    gym.register("Gone-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+    model = PPO("Gone-v0", normalize_obs=True)
+    model.predict(np.zeros(4))
+    del gym.registry["Gone-v0"]
+    with pytest.warns(UserWarning, match="compared on random observations: .*Gone"):
+        made = model.export(tmp_path / "made", "safetensors")
+    assert made.parity.origin.startswith("random, because")
 
 
 def test_without_an_environment_observations_are_random(
@@ -472,7 +505,7 @@ def test_damaged_weights_are_refused(weights: Path) -> None:
 def test_weights_that_name_code_need_trust(weights: Path) -> None:
     from safetensors.torch import load_file
 
-    from rl_training.export.loading import policy_digest  # as an attacker would compute it
+    from rl_training.export.metadata import policy_digest  # as an attacker would compute it
 
     def name_code(about: dict[str, Any]) -> None:
         about["rebuilt_from"]["config"]["algo_kwargs"]["encoder"] = "antigravity:Encoder"

@@ -19,7 +19,13 @@ from rl_training.export.signature import (
     Signature,
     make_signature,
 )
-from rl_training.models.action_heads import BernoulliHead, CategoricalHead, PolicyHead, ReplayHead
+from rl_training.models.action_heads import (
+    BernoulliHead,
+    CategoricalHead,
+    PolicyHead,
+    ReplayHead,
+    TanhHead,
+)
 from rl_training.registry import get_spec
 from rl_training.runtime.actors import EpsilonGreedyActor, EvaluationActor
 from rl_training.runtime.assembly import build_algorithm
@@ -201,10 +207,10 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
         epsilon = actor.epsilon(Progress(1, 1))
         noise = Noise("uniform", (1 + model.head.param_size,), epsilon)
     elif stochastic:
-        if isinstance(actor, _EVALUATION) and actor.sampling is None:
+        if isinstance(actor, _EVALUATION) and _is_deterministic(actor):
             raise ConfigError(
-                f"this {policy.config.algo} policy does not sample: its action is always that of"
-                " the highest value. Export it without stochastic"
+                f"this {policy.config.algo} policy does not sample: an observation always leads to"
+                " the same action. Export it without stochastic"
             )
         if not isinstance(model.head, PolicyHead | ReplayHead):
             raise ConfigError(
@@ -213,3 +219,9 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
             )
         noise = Noise(model.head.noise_source, model.head.noise_shape)
     return PolicyModule(model, policy.obs_spec, policy.action_spec, noise)
+
+
+def _is_deterministic(actor: EvaluationActor | RecurrentEvaluationActor) -> bool:
+    """Whether an actor that may sample does not."""
+    head = actor.model.head
+    return actor.sampling is None or (isinstance(head, TanhHead) and not head.exploration_noise)

@@ -28,13 +28,13 @@ class ExportArgs:
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder (its last checkpoint is used) or a checkpoint file."""
     out: Path
-    """Folder to write, which must not exist or be empty."""
+    """Folder to write; if it exists, it must be empty."""
     format: Literal["onnx", "torch", "safetensors"] = "onnx"
     """'onnx': for ONNX Runtime and others; 'torch': a program of torch.export, for PyTorch alone;
     'safetensors': the weights and their description, for rl_training.export.load_exported."""
     stochastic: bool = False
-    """Sample actions as training does, from random numbers that are an input of the file, instead
-    of the most likely ones."""
+    """Sample actions, as predict(deterministic=False) does, from random numbers that are an input
+    of the file; without it: the most likely actions."""
     tolerance: float = 1e-5
     """Largest accepted difference of an action from that of predict, as a part of its range."""
     env_id: str | None = None
