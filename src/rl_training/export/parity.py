@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from rl_training.types import ActionSpec, Array
 BATCH_SIZES = (1, 7, 64)
 TOLERANCE = 1e-5
 """Largest accepted difference, relative to the range of an action."""
+_MOST_ROUNDING = 1e-3
+"""A larger difference is no matter of rounding."""
 _STATE_TOLERANCES = 10
 """The memory may differ by so many tolerances: its rounding matters only where actions differ."""
 
@@ -84,11 +86,24 @@ def compare(
             parts = seen.rows(rows)
             noise, expected = reference.predict(parts, state, starts)
             inputs = module.signature.given(parts, state, starts, noise)
-            where = f"{name}, batch size {rows.stop - rows.start}, observation {first}"
+            where = _Place(name, rows.stop - rows.start, first)
             _check(found, module, policy.action_spec, inputs, expected, run(inputs), where)
             if has_memory and size == 1 and rows.stop < len(seen):
                 states[rows.stop] = expected[NEXT_STATE][0]
     return found
+
+
+class _Place(NamedTuple):
+    """A batch of the comparison, for errors."""
+
+    name: str
+    size: int
+    first: int
+    """Number of its first observation."""
+
+    def of(self, row: int) -> str:
+        """Return the place of a row in words."""
+        return f"{self.name}, batch size {self.size}, observation {self.first + row}"
 
 
 class _Reference:
@@ -129,14 +144,14 @@ def _check(
     inputs: dict[str, Array],
     expected: dict[str, Array],
     outputs: dict[str, Array],
-    where: str,
+    where: _Place,
 ) -> None:
     for port in module.signature.outputs:
         want, got = expected[port.name], outputs[port.name]
         if got.shape != want.shape or got.dtype != want.dtype:
             raise ParityError(
-                f"{where}: {port.name} is {got.dtype} of shape {got.shape}, but that of predict is"
-                f" {want.dtype} of shape {want.shape}"
+                f"{where.of(0)}: {port.name} is {got.dtype} of shape {got.shape}, but that of"
+                f" predict is {want.dtype} of shape {want.shape}"
             )
     if NEXT_STATE in expected:
         want, got = expected[NEXT_STATE], outputs[NEXT_STATE]
@@ -169,13 +184,17 @@ def _relative_difference(spec: ActionSpec, want: Array, got: Array) -> Array:
     return relative
 
 
-def _require(difference: Array, accepted: Array, tolerance: float, name: str, where: str) -> None:
+def _require(
+    difference: Array, accepted: Array, tolerance: float, name: str, where: _Place
+) -> None:
     if accepted.all():
         return
     row, *component = (int(i) for i in np.argwhere(~accepted)[0])
+    found = float(difference[row, *component])
+    hint = "; float32 rounding may need a larger one" if found < _MOST_ROUNDING else ""
     raise ParityError(
-        f"{where} + {row}: {name}{component or ''} differs from that of predict by"
-        f" {difference[row, *component]:.2g} of its range, and the tolerance is {tolerance:g}"
+        f"{where.of(row)}: {name}{component or ''} differs from that of predict by {found:.2g} of"
+        f" its range, and the tolerance is {tolerance:g}{hint}"
     )
 
 
@@ -186,7 +205,7 @@ def _ties(
     want: Array,
     got: Array,
     tolerance: float,
-    where: str,
+    where: _Place,
 ) -> int:
     """Return how many choices differ; raise where one is no tie of the best scores."""
     with torch.no_grad():
@@ -209,7 +228,7 @@ def _ties(
             scale = max(1.0, abs(float(part[choices[0]])))
         if not gap <= tolerance * scale:
             raise ParityError(
-                f"{where} + {row}: {ACTION} is {got[row]}, but that of predict is {want[row]};"
+                f"{where.of(row)}: {ACTION} is {got[row]}, but that of predict is {want[row]};"
                 f" their scores differ by {gap:.2g}, and the tolerance is {tolerance * scale:.2g}"
             )
         count += 1
