@@ -214,7 +214,7 @@ def test_an_interrupted_export_leaves_nothing(
 
     monkeypatch.setattr("rl_training.export.writing.compare", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        PPO("CartPole-v1").export(tmp_path / "made", "safetensors")
+        PPO("CartPole-v1").export(tmp_path / "a" / "b" / "made", "safetensors")
     assert not list(tmp_path.iterdir())
 
 

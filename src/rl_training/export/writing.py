@@ -112,7 +112,7 @@ def _opened(module: PolicyModule, format_: str, folder: Path) -> Run:
         return formats.open_onnx(module, path)
     if format_ == "torch":
         return formats.open_torch(module, path)
-    loaded = loading.load_exported(folder, "cpu")
+    loaded = loading.load_exported(folder, "cpu", trust=True)  # this process wrote it
     names = {port.leaf: port.name for port in module.signature.inputs if port.leaf is not None}
 
     def run(inputs: dict[str, Array]) -> dict[str, Array]:
@@ -145,15 +145,19 @@ def check_request(target: Path, name: str, stochastic: bool, tolerance: float) -
 
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``target``; rename it at the end, delete it on failure."""
+    """Yield a temporary folder beside ``target``; rename it at the end.
+
+    On failure it is deleted, with the parent folders that were made for it.
+    """
     place = target.absolute()
+    new_parents = [parent for parent in place.parents if not parent.exists()]
     temporary = place.with_name(f".{place.name}-{secrets.token_hex(4)}.tmp")
     try:
-        with storage_errors():
-            temporary.mkdir(parents=True)
-    except OSError as error:  # a file where a folder is needed
-        raise UserError(f"cannot create {target}: {error.strerror}") from None
-    try:
+        try:
+            with storage_errors():
+                temporary.mkdir(parents=True)
+        except OSError as error:  # a file where a folder is needed
+            raise UserError(f"cannot create {target}: {error.strerror}") from None
         yield temporary
         with storage_errors():
             for path in temporary.iterdir():
@@ -164,5 +168,9 @@ def _new_folder(target: Path) -> Iterator[Path]:
         except OSError as error:
             raise StorageError(f"cannot write {target}: {error.strerror}") from error
         sync_folder(place.parent)
-    finally:
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else may have written there
+            for parent in new_parents:
+                parent.rmdir()
+        raise
