@@ -128,6 +128,8 @@ def check_file(case: Case, name: Any, stochastic: bool, folder: Path) -> None:
         assert inputs["observation.inner.0"]["path"] == ["inner", 0]
         assert inputs["observation.inner.0"]["dtype"] == "int64"
     assert [path.name for path in folder.parent.iterdir()] == ["made"]
+    for path in folder.iterdir():  # no paths of this machine
+        assert str(Path(module.__file__).parents[2]).encode() not in path.read_bytes()
 
 
 # -- wrong exports ---------------------------------------------------------------------------------

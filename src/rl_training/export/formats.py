@@ -73,6 +73,8 @@ def write_onnx(module: PolicyModule, path: Path) -> None:
             raise UserError(f"torch.onnx cannot convert this network: {_first(error)}") from error
         model = made.model_proto
     _name_batch(model.graph)
+    for node in model.graph.node:  # the operations of torch that it was converted from
+        node.ClearField("metadata_props")
     onnx.save(model, path)
 
 
@@ -121,7 +123,7 @@ def _traced(module: PolicyModule) -> Any:
     batch = torch.export.Dim(BATCH, min=1)
     with _quiet(), torch.no_grad():
         try:
-            return torch.export.export(
+            program = torch.export.export(
                 module,
                 tuple(examples),
                 dynamic_shapes=(tuple({0: batch} for _ in examples),),
@@ -133,6 +135,10 @@ def _traced(module: PolicyModule) -> Any:
                 " must consist of torch operations, without control flow that depends on values,"
                 " and take batches of any size"
             ) from error
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
 
 
 def _first(error: Exception) -> str:
