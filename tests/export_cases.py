@@ -9,9 +9,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from pettingzoo import ParallelEnv
 
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.config import TrainConfig, algo_config_type
-from rl_training.envs.spaces import action_spec, obs_spec
+from rl_training.envs import EnvFn
+from rl_training.eval import make_eval_env
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.models.observing import update_normalizers
 from rl_training.registry import DICT, IMAGE, VECTOR, get_spec
@@ -65,8 +68,10 @@ def observation_space(case: Case) -> spaces.Space[Any]:
     image = spaces.Box(0, 255, (36, 40, 3), np.uint8)
     if case.observation == IMAGE:
         return image
+    # Also the name of another input, and of what critics of several agents see.
+    name = "place" if ALGORITHMS[case.algo].multi_agent else "state"
     entries: dict[str, spaces.Space[Any]] = {
-        "state": spaces.Box(-9.0, 5.0, (2, 2), np.float32),  # also the name of another input
+        name: spaces.Box(-9.0, 5.0, (2, 2), np.float32),
         "kind": spaces.Discrete(3, start=-1),
         "inner": spaces.Tuple(
             (spaces.MultiDiscrete([2, 3], start=[5, 0]), spaces.Dict({"on": spaces.MultiBinary(3)}))
@@ -108,6 +113,45 @@ class Noise(gym.Env[Any, Any]):
         return self.observe(), 0.0, self.steps == EPISODE, False, {}
 
 
+class NoiseTeam(ParallelEnv):  # type: ignore[misc]
+    """Two agents, each in a `Noise` of its own."""
+
+    metadata = {"name": "noise"}
+    possible_agents = ["one", "two"]
+
+    def __init__(self, case: Case) -> None:
+        self.agents: list[str] = []
+        self.envs = {agent: Noise(case) for agent in self.possible_agents}
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.envs[agent].observation_space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.envs[agent].action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        each = {
+            agent: env.reset(seed=None if seed is None else seed + number)
+            for number, (agent, env) in enumerate(self.envs.items())
+        }
+        return {k: obs for k, (obs, _) in each.items()}, {k: info for k, (_, info) in each.items()}
+
+    def step(self, actions: Any) -> Any:
+        steps = {agent: env.step(actions[agent]) for agent, env in self.envs.items()}
+        parts = tuple({agent: step[i] for agent, step in steps.items()} for i in range(5))
+        if any(parts[2].values()):
+            self.agents = []
+        return parts
+
+
+def env_of(case: Case) -> EnvFn:
+    """What makes the environment of a case."""
+    if ALGORITHMS[case.algo].multi_agent:
+        return lambda: NoiseTeam(case)
+    return lambda: Noise(case)
+
+
 def make_config(case: Case, **settings: Any) -> TrainConfig[Any]:
     entry = ALGORITHMS[case.algo]
     names = {field.name for field in dataclasses.fields(algo_config_type(case.algo))}
@@ -130,24 +174,18 @@ def make_config(case: Case, **settings: Any) -> TrainConfig[Any]:
 def make_policy(case: Case, **settings: Any) -> TrainedPolicy:
     """A policy whose actions depend on the observation, with statistics that matter."""
     config = make_config(case, **settings)
-    action = action_spec(ACTIONS[case.action])
-    spec = obs_spec(observation_space(case), action)
+    adapter = make_eval_env(config, 10, env_of(case))
+    spec, action = adapter.obs_spec, adapter.action_spec
     learner = build_algorithm(config, spec, action, torch.device("cpu"))
-    env = Noise(case)
-    seen = [spec.cast(env.reset(seed=seed)[0]) for seed in range(40)]
-    rows: Any = {
-        name: torch.as_tensor(
-            np.stack([one[name] if isinstance(one, dict) else one for one in seen])
-        )
-        for name in spec.leaves
-    }
+    rows = tree_map(torch.as_tensor, adapter.reset())
+    adapter.close()
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in learner.module.parameters():
             inputs = parameter[0].numel() if parameter.ndim > 1 else 1
             noise = torch.randn(parameter.shape, generator=random)
             parameter.add_(noise * min(0.3, inputs**-0.5))
-        obs = rows if spec.is_dict else rows[""]
-        update_normalizers(learner.module, Rows(obs, torch.ones(len(seen), dtype=torch.bool)))
+        count = len(tree_leaves(rows)[0])
+        update_normalizers(learner.module, Rows(rows, torch.ones(count, dtype=torch.bool)))
     chosen = get_spec(case.algo)
     return chosen.policy(chosen, config, learner, spec, action, torch.device("cpu"))

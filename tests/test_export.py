@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from conftest import MakeConfig
-from export_cases import CASES, MASKED, Case, Noise, make_policy
-from rl_training import PPO, RecurrentPPO
+from export_cases import CASES, MASKED, Case, Noise, env_of, make_policy
+from rl_training import IPPO, MAPPO, PPO, RecurrentPPO
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError, ParityError, UserError
 from rl_training.export import export_policy, load_exported, module, observations, parity
@@ -30,6 +30,7 @@ from rl_training.export.parity import compare
 from rl_training.registry import DICT, IMAGE, VECTOR
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.types import ACTION_MASK, Array
+from team_envs import Mortals
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "deploy_onnx.py"
 EVERYWHERE = [
@@ -38,6 +39,7 @@ EVERYWHERE = [
     (Case("impala", "MultiBinary", IMAGE), "onnx", True),
     (Case("dqn", "Discrete", MASKED), "torch", True),
     (Case("drqn", "Discrete", VECTOR), "torch", True),
+    (Case("mappo", "MultiDiscrete", VECTOR), "torch", True),
     (Case("recurrent_ppo", "bounded Box", DICT), "safetensors", False),
     (Case("bc", "Discrete", VECTOR), "safetensors", False),
 ]
@@ -69,12 +71,12 @@ def eager(made: PolicyModule) -> parity.Run:
 
 def seen_by(policy: TrainedPolicy, case: Case) -> Observations:
     network = module_of(policy, stochastic=False).model
-    return observe(policy, network, lambda: Noise(case), without=None, required=True)
+    return observe(policy, network, env_of(case), without=None, required=True)
 
 
 def _marked(case: Case) -> Any:
-    """These have the networks and actors of PPO: most of them are in the full tests."""
-    same = case.algo in ("a2c", "impala", "appo") and case.observation != VECTOR
+    """Those of most cases are the networks and actors of PPO: they are in the full tests."""
+    same = case.algo in ("a2c", "impala", "appo", "ippo", "mappo") and case.observation != VECTOR
     return pytest.param(case, marks=[pytest.mark.full] if same else [])
 
 
@@ -82,7 +84,7 @@ def _marked(case: Case) -> Any:
 def test_every_combination_of_the_registry_is_all_of_predict(case: Case) -> None:
     policy = make_policy(case)
     seen = seen_by(policy, case)
-    assert seen.starts.sum() == 3
+    assert seen.starts.sum() >= 3
     for stochastic in (False, True):
         if stochastic and is_deterministic(case):
             with pytest.raises(ConfigError, match="does not sample"):
@@ -113,7 +115,7 @@ def test_all_files_agree_with_predict(
 def check_file(case: Case, name: Any, stochastic: bool, folder: Path) -> None:
     policy = make_policy(case)
     made = export_policy(
-        policy, folder, name, stochastic=stochastic, env_fn=lambda: Noise(case), needs_env=True
+        policy, folder, name, stochastic=stochastic, env_fn=env_of(case), needs_env=True
     )
     assert {path.name for path in folder.iterdir()} == {FILES[name], "policy.json", "parity.json"}
     report = json.loads((folder / "parity.json").read_text())
@@ -202,7 +204,7 @@ def test_a_wrong_export_is_refused_and_nothing_is_left(
             tmp_path / "made",
             "torch",
             stochastic=stochastic,
-            env_fn=lambda: Noise(case),
+            env_fn=env_of(case),
             needs_env=True,
         )
     assert not list(tmp_path.iterdir())
@@ -355,7 +357,7 @@ def test_without_an_environment_observations_are_random(
 ) -> None:
     case = Case("recurrent_ppo", "MultiDiscrete", VECTOR)
     model = RecurrentPPO(make_config(algo="recurrent_ppo", total_timesteps=128))
-    model = RecurrentPPO(model.config, env_fn=lambda: Noise(case))
+    model = RecurrentPPO(model.config, env_fn=env_of(case))
     model.learn()
     run = str(model.run_dir)
     assert main(["export", run, "--out", str(tmp_path / "a"), "--format", "safetensors"]) == 0
@@ -364,7 +366,7 @@ def test_without_an_environment_observations_are_random(
     report = json.loads((tmp_path / "a" / "parity.json").read_text())
     assert report["origin"].startswith("random, because the run was trained with env_fn")
     loaded = RecurrentPPO.load(run)
-    made = loaded.export(tmp_path / "b", "safetensors", env_fn=lambda: Noise(case))
+    made = loaded.export(tmp_path / "b", "safetensors", env_fn=env_of(case))
     assert made.parity.origin == "recorded from Noise"
     with pytest.raises(ConfigError, match="does not match the policy"):
         loaded.export(tmp_path / "c", "safetensors", env_fn=lambda: Noise(CASES[0]))
@@ -378,9 +380,7 @@ def test_without_an_environment_observations_are_random(
 def test_random_observations_are_in_the_spaces(case: Case) -> None:
     policy = make_policy(case)
     with pytest.warns(UserWarning, match="random observations: nowhere"):
-        seen = observe(
-            policy, policy.module, lambda: Noise(case), without="nowhere", required=False
-        )
+        seen = observe(policy, policy.module, env_of(case), without="nowhere", required=False)
     made = module_of(policy, stochastic=True)
     assert compare(policy, made, eager(made), seen).ties <= 1
     if ACTION_MASK in seen.parts:
@@ -406,6 +406,22 @@ def test_a_network_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     model.export(tmp_path / "made", "safetensors")  # its weights alone can be
     assert load_exported(tmp_path / "made").act(np.zeros(4)) in (0, 1)
+
+
+def test_agents_with_a_number_and_a_state_of_the_team_act_on_what_they_see(tmp_path: Path) -> None:
+    model = MAPPO(env_fn=Mortals, agent_id=True)
+    made = model.export(tmp_path / "made", "torch", stochastic=True)
+    assert made.parity.origin == "recorded from TeamEnv"
+    inputs = json.loads((made.folder / "policy.json").read_text())["inputs"]
+    names = ["observation.observation", "observation.agent", "noise"]
+    assert [port["name"] for port in inputs] == names
+
+
+def test_groups_of_agents_with_networks_of_their_own_are_refused(tmp_path: Path) -> None:
+    model = IPPO(env_fn=Mortals, policies="separate")
+    with pytest.raises(ConfigError, match="has the groups a, b, c, each with"):
+        model.export(tmp_path / "made")
+    assert not list(tmp_path.iterdir())
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from rl_training.checkpointing import (
     save_checkpoint,
 )
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.envs import EnvFn, make_vector_env, plain_adapter
 from rl_training.envs.factory import check_env_fn
 from rl_training.envs.given import GivenEnvironment
 from rl_training.errors import CheckpointError, ConfigError, UserError
@@ -459,7 +459,7 @@ class ManagedAlgorithm:
                 1,
                 env_fn=self.env_fn,
             )
-            adapter = VectorAdapter(vector, self.config.seed)
+            adapter = plain_adapter(vector, self.config.seed)
             adapter.close()
             device = pick_device(self.config.device, adapter.obs_spec)
             algorithm = build_algorithm(self.config, adapter.obs_spec, adapter.action_spec, device)

@@ -30,6 +30,8 @@ class RolloutState:
     logprobs: Tensor
     values: Tensor
     valid: Tensor
+    turns: bool
+    waiting: Tensor
     device: torch.device
     _obs_slots: Any
     _sent: list[Tensor]
@@ -77,6 +79,8 @@ class RolloutState:
         }
         if count == self.num_steps:
             state["next_obs"] = self.next_obs
+            if self.turns:
+                state["waiting"] = self.waiting
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,6 +118,8 @@ class RolloutState:
         if count == self.num_steps:
             self._send_steps()
             tree_map(lambda slot, leaf: slot.copy_(leaf), self.next_obs, state["next_obs"])
+            if self.turns:
+                self.waiting.copy_(state["waiting"])
 
     def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
         """Truncate every running episode after the last stored step; return their environments.

@@ -34,7 +34,7 @@ from rl_training.runtime.recurrent_actors import (
     RecurrentEpsilonGreedyActor,
     RecurrentEvaluationActor,
 )
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress
+from rl_training.types import ActionSpec, ArraySpec, GroupedObsSpec, ObsSpec, Progress
 
 _EPSILON_GREEDY = (EpsilonGreedyActor, RecurrentEpsilonGreedyActor)
 _EVALUATION = (EvaluationActor, RecurrentEvaluationActor)
@@ -195,6 +195,11 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
 
     Raises `ConfigError` where that is not possible.
     """
+    if isinstance(policy.obs_spec, GroupedObsSpec):
+        raise ConfigError(
+            f"a policy of one group of agents can be exported, and this one has the groups"
+            f" {', '.join(policy.obs_spec.groups)}, each with networks of its own"
+        )
     actor = policy.evaluation_actor(not stochastic, policy.config.seed)
     if not isinstance(actor, (*_EVALUATION, *_EPSILON_GREEDY)):
         raise ConfigError(
@@ -218,7 +223,7 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
                 f" {type(model.head).__name__} samples is not known to the export"
             )
         noise = Noise(model.head.noise_source, model.head.noise_shape)
-    return PolicyModule(model, policy.obs_spec, policy.action_spec, noise)
+    return PolicyModule(model, policy.acting_spec, policy.action_spec, noise)
 
 
 def _is_deterministic(actor: EvaluationActor | RecurrentEvaluationActor) -> bool:

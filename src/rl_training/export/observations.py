@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from rl_training._internal.tree import tree_map
-from rl_training.envs import EnvFn
+from rl_training.envs import EnvFn, TeamAdapter
 from rl_training.envs.given import GivenEnvironment
 from rl_training.errors import EnvironmentFailure, UserError, WorkerError
 from rl_training.eval import make_eval_env
 from rl_training.models.observing import ObservingModule
+from rl_training.runtime.actors import Actor
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.seeding import stream_seed
 from rl_training.types import ACTION_MASK, Array, ArraySpec, ObsSpec, Progress
@@ -85,6 +86,10 @@ def _recorded(policy: TrainedPolicy, env_fn: EnvFn | None) -> Observations:
     config = policy.config.with_overrides(vectorization="sync", overlap=False)
     adapter = make_eval_env(config, 1, env_fn, (spec, policy.action_spec))
     actor = policy.evaluation_actor(deterministic=False, seed=seed)
+    origin = f"recorded from {adapter.name}"
+    if isinstance(adapter, TeamAdapter):
+        with contextlib.closing(adapter):
+            return Observations(*_rows_of_agents(policy, adapter, actor, seed), origin)
     seen: list[dict[str, Array]] = []
     starts: list[bool] = []
     with contextlib.closing(adapter):
@@ -105,13 +110,37 @@ def _recorded(policy: TrainedPolicy, env_fn: EnvFn | None) -> Observations:
             obs, _, terminated, truncated, _ = env.step(policy.action_spec.to_env(action)[0])
             length += 1
             over = bool(terminated or truncated or length == _LONGEST)
-        name = adapter.name
     parts = {key: np.stack([one[key] for one in seen]) for key in spec.leaves}
-    return Observations(parts, np.array(starts), f"recorded from {name}")
+    return Observations(parts, np.array(starts), origin)
+
+
+def _rows_of_agents(
+    policy: TrainedPolicy, adapter: TeamAdapter, actor: Actor, seed: int
+) -> tuple[dict[str, Array], Array]:
+    """Return what several agents observe, a row for each agent and step, and starts of episodes."""
+    leaves = policy.acting_spec.leaves
+    seen: list[dict[str, Array]] = []
+    starts: list[Array] = []
+    obs: Any = adapter.reseed(seed)
+    first = np.ones(adapter.num_envs, bool)
+    while sum(len(rows) for rows in starts) < STEPS:
+        own = {
+            name: obs[name or "observation"] if isinstance(obs, dict) else obs for name in leaves
+        }
+        acts = np.ones(adapter.num_envs, bool)
+        if ACTION_MASK in own:  # an agent whose episode has ended may have no legal action
+            acts = ~policy.action_spec.without_choice(own[ACTION_MASK])
+        seen.append({name: leaf.returned(own[name][acts]) for name, leaf in leaves.items()})
+        starts.append(first[acts])
+        action, _ = actor.act(obs, Progress(1, 1))
+        step = adapter.step(action)
+        obs, first = step.obs, step.cut
+    parts = {name: np.concatenate([one[name] for one in seen])[:STEPS] for name in leaves}
+    return parts, np.concatenate(starts)[:STEPS]
 
 
 def _random(policy: TrainedPolicy, model: Any, reason: str) -> Observations:
-    spec = policy.obs_spec
+    spec = policy.acting_spec
     random = np.random.default_rng(stream_seed(policy.config.seed, "export"))
     parts = {
         name: _random_leaf(leaf, random, _moments(model, name))

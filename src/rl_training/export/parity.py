@@ -131,7 +131,7 @@ class _Reference:
         if self._noise is not None:
             by_block = self._noise.epsilon is not None
             noise = self._block.take(rows) if by_block else self._draw((rows,), self._generator)
-        obs = self._policy.obs_spec.joined(parts)
+        obs = self._policy.acting_spec.joined(parts)
         action, after = self._policy.predict(obs, state, starts, deterministic=noise is None)
         outputs = {ACTION: action} if after is None else {ACTION: action, NEXT_STATE: after}
         return noise, outputs

@@ -116,7 +116,7 @@ def _opened(module: PolicyModule, format_: str, folder: Path) -> Run:
     names = {port.leaf: port.name for port in module.signature.inputs if port.leaf is not None}
 
     def run(inputs: dict[str, Array]) -> dict[str, Array]:
-        obs: Any = loaded.obs_spec.joined({leaf: inputs[name] for leaf, name in names.items()})
+        obs: Any = loaded.acting_spec.joined({leaf: inputs[name] for leaf, name in names.items()})
         action, after = loaded.predict(obs, inputs.get(STATE), inputs.get(EPISODE_START))
         return {ACTION: action} if after is None else {ACTION: action, NEXT_STATE: after}
 

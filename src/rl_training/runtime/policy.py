@@ -57,6 +57,11 @@ class TrainedPolicy:
         module: torch.nn.Module = self.algorithm.module
         return module
 
+    @property
+    def acting_spec(self) -> ObsSpec:
+        """The observations that `predict` takes."""
+        return self.obs_spec
+
     def act(self, obs: Any, deterministic: bool = True) -> Any:
         """Return the action for one observation, or actions for a batch of them."""
         batch, single = self._as_batch(obs)
@@ -93,8 +98,11 @@ class TrainedPolicy:
         return action
 
     def _as_batch(self, obs: Any) -> tuple[Obs, bool]:
+        return self.batch_of(self.acting_spec, obs)
+
+    @staticmethod
+    def batch_of(spec: ObsSpec, obs: Any) -> tuple[Obs, bool]:
         """Return an observation as a batch, and whether it was a single observation."""
-        spec = self.obs_spec
         _check_structure(obs, [spec.path(name) for name in spec.leaves])
         parts = {
             name: _leaf_batch(part, spec.leaves[name].given_shape, name or "observation")

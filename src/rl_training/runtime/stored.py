@@ -27,6 +27,7 @@ from rl_training.errors import (
     UserError,
     WorkerError,
 )
+from rl_training.registry import find_entry
 from rl_training.trust import Trust, require_trust
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -198,7 +199,9 @@ def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any])
     for source in sources:
         obs = source.get("obs")
         for leaf in [] if obs is None else tree_leaves(obs):
-            if len(leaf) != config.num_envs // config.shards:
+            rows = config.num_envs // config.shards
+            several = find_entry(config.algo).multi_agent  # a row for each agent
+            if len(leaf) % rows if several else len(leaf) != rows:
                 held = f"observations of {len(leaf) * config.shards:,}"
                 raise _contradicted("num_envs", config.num_envs, held)
     rollout = config.num_envs * getattr(knobs, "num_steps", 0)
