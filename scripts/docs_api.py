@@ -46,6 +46,7 @@ def sections() -> list[Section]:
                 "rl_training.eval:EvalResult",
                 "rl_training.runtime.policy:TrainedPolicy",
                 "rl_training.types:EnvInfo",
+                "rl_training.export:Exported",
             ),
         ),
         Section(
@@ -67,6 +68,7 @@ def sections() -> list[Section]:
                 "rl_training.runtime:resume_training",
                 "rl_training.runtime:evaluate_checkpoint",
                 "rl_training.runtime:load_policy",
+                "rl_training.export:load_exported",
                 "rl_training.checkpointing:load_checkpoint",
                 "rl_training.checkpointing:state_digest",
             ),

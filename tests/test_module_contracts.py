@@ -194,6 +194,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runs", "logging", "checkpointing"),
     ("datasets",),
     ("runtime", "eval"),
+    ("export",),
     ("experiment",),
     ("api",),
     ("surface",),

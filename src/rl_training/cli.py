@@ -17,6 +17,7 @@ from rl_training._internal.lazy import resolve
 from rl_training.errors import (
     EnvironmentFailure,
     NonFiniteError,
+    ParityError,
     RankFailure,
     StorageError,
     UserError,
@@ -43,6 +44,7 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training zoo list | run | report   benchmarks of many presets, with expected returns
   rl-training report RUNS...            write an HTML page of curves, scores and configs
   rl-training record RUN                record a video of whole episodes
+  rl-training export RUN --out DIR      write the policy as a file: ONNX, torch or safetensors
   rl-training play ENV | RUN            show an environment on the screen
   rl-training dataset list | info | make | from-replay | delete
                                         datasets of recorded episodes, for offline learning
@@ -96,7 +98,7 @@ def _dispatch(args: list[str]) -> int:
         if shows(error):
             say(f"error: {error}")
         return _print_error(args, str(error), 2)
-    except (EnvironmentFailure, NonFiniteError, RankFailure, StorageError, WorkerError) as error:
+    except _FAILURES as error:
         if shows(error):
             say(f"failed: {error}")
         return _print_error(args, str(error), 1)
@@ -141,6 +143,16 @@ def _nobody_reads(error: Exception) -> bool:
     return broken
 
 
+_FAILURES = (
+    EnvironmentFailure,
+    NonFiniteError,
+    ParityError,
+    RankFailure,
+    StorageError,
+    WorkerError,
+)
+"""Errors that are no bugs, and not in the request."""
+
 _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "train": "rl_training.tools.training:train",
     "eval": "rl_training.tools.training:evaluate",
@@ -148,6 +160,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "zoo": "rl_training.tools.zoo.command:main",
     "report": "rl_training.tools.report.command:main",
     "record": "rl_training.tools.record:main",
+    "export": "rl_training.tools.export:main",
     "play": "rl_training.tools.play:main",
     "doctor": "rl_training.tools.doctor.command:main",
     "presets": "rl_training.tools.presets:main",

@@ -35,6 +35,10 @@ class StorageError(RuntimeError):
     """A file of a run could not be written: the disk is full, read-only or forbidden."""
 
 
+class ParityError(RuntimeError):
+    """An exported policy does not choose the actions of `predict`; nothing of it is kept."""
+
+
 class RankFailure(RuntimeError):  # noqa: N818 - it reports the failure of another process
     """Another process of a run under torchrun failed or was lost; the message names it."""
 

@@ -344,6 +344,12 @@ class ObsSpec:
         """Return the arrays of an observation by name, as the environment returned them."""
         return {name: functools.reduce(_entry, self.path(name), obs) for name in self.leaves}
 
+    def joined(self, parts: Mapping[str, Any]) -> Any:
+        """Return the observation whose :meth:`parts` are given: an array, or nested as its own."""
+        if not self.is_dict:
+            return parts[""]
+        return _nested([(self.path(name), parts[name]) for name in self.leaves])
+
     def cast(self, obs: Any) -> Obs:
         """Return a copy of ``obs``, batched or not, in the dtypes and shapes of storage.
 
@@ -384,6 +390,18 @@ def leaf_name(path: Iterable[str | int]) -> str:
 
 def _entry(obs: Any, key: str | int) -> Any:
     return obs[key]
+
+
+def _nested(entries: list[tuple[tuple[str | int, ...], Any]]) -> Any:
+    """Return dicts, and tuples where the keys are indices, with values at their paths."""
+    if not entries[0][0]:
+        return entries[0][1]
+    groups: dict[str | int, list[tuple[tuple[str | int, ...], Any]]] = {}
+    for (first, *rest), value in entries:
+        groups.setdefault(first, []).append((tuple(rest), value))
+    made = {key: _nested(group) for key, group in groups.items()}
+    # A Dict space may have numbers as keys, too; a Tuple has all from 0 on.
+    return tuple(made.values()) if list(made) == list(range(len(made))) else made
 
 
 def _cast(array: Any, leaf: ArraySpec, name: str) -> Array:
@@ -431,7 +449,8 @@ class ActionSpec:
         return "float32" if self.kind == "box" else "int64"
 
     @functools.cached_property
-    def _affine(self) -> tuple[Array, Array, Array, Array]:
+    def affine(self) -> tuple[Array, Array, Array, Array]:
+        """Bounds of a Box, and the center and half the range that [-1, 1] is mapped to."""
         low = np.asarray(self.low, np.float64).reshape(self.shape)
         high = np.asarray(self.high, np.float64).reshape(self.shape)
         bounded = np.isfinite(low) & np.isfinite(high)
@@ -453,7 +472,7 @@ class ActionSpec:
     def to_env(self, action: Array) -> Array:
         """Return a batch of policy actions in the environment's format."""
         if self.kind == "box":
-            low, high, center, half = self._affine
+            low, high, center, half = self.affine
             bounded: Array = np.clip(center + half * action, low, high).astype(self.dtype)
             return bounded
         if self._offset is not None:
@@ -468,7 +487,7 @@ class ActionSpec:
         """
         given: Array = np.asarray(action)
         if self.kind == "box":
-            low, high, center, half = self._affine
+            low, high, center, half = self.affine
             bounded = np.isfinite(low) & np.isfinite(high)
             scaled = (given - center) / np.where(half > 0, half, 1.0)
             scaled = np.where(bounded, np.clip(scaled, -1.0, 1.0), scaled)

@@ -17,15 +17,20 @@ from rl_training.api.habits import check_arguments, missing_attribute, refuse_un
 from rl_training.checkpointing import (
     SUFFIX,
     find_checkpoint,
-    load_checkpoint,
+    read_checkpoint,
     save_checkpoint,
 )
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.envs import EnvFn, make_vector_env, plain_adapter
 from rl_training.envs.factory import check_env_fn
 from rl_training.envs.given import GivenEnvironment
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import EvalResult, require_env_fn
+from rl_training.export.formats import FormatName
+from rl_training.export.metadata import origin_of
+from rl_training.export.observations import reason_without
+from rl_training.export.parity import TOLERANCE
+from rl_training.export.writing import Exported, export_policy
 from rl_training.registry import class_exports, get_spec
 from rl_training.runs import read_json
 from rl_training.runtime.assembly import build_algorithm
@@ -34,7 +39,7 @@ from rl_training.runtime.device import pick_device
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.resuming import extend
 from rl_training.runtime.setup import ExperimentManager
-from rl_training.runtime.stored import IN_MEMORY, load_state
+from rl_training.runtime.stored import IN_MEMORY, load_stored
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.trust import Trust
@@ -94,6 +99,8 @@ class ManagedAlgorithm:
         self._loaded_from: Path | None = None
         self._trust: Trust = False
         self._state: dict[str, Any] | None = None
+        self._digest: str | None = None
+        """That of the checkpoint that `_state` was read from."""
         self._policy: TrainedPolicy | None = None
         self._in_memory: Trainer | None = None
         """The trainer of a run that has no folder."""
@@ -149,7 +156,7 @@ class ManagedAlgorithm:
             self._in_memory = trainer
             self._state = copy.deepcopy(trainer.policy_state())
         else:
-            self._state = load_checkpoint(self.result.checkpoint_path)
+            self._digest, self._state = read_checkpoint(self.result.checkpoint_path)
         self._policy = policy_from_state(self._state)
         if trainer.stop_signal == "SIGINT":
             # Ctrl-C ends the program, as elsewhere in Python, and not this call alone.
@@ -166,7 +173,7 @@ class ManagedAlgorithm:
             return
         last = trainer.folder / "checkpoints" / f"last{SUFFIX}"
         with contextlib.suppress(UserError, OSError):  # what made the run fail is raised
-            self._state = load_checkpoint(last)
+            self._digest, self._state = read_checkpoint(last)
             self._policy = policy_from_state(self._state)
             self._loaded_from, self._trust = last, True  # this process wrote it
 
@@ -372,6 +379,46 @@ class ManagedAlgorithm:
         save_checkpoint(target, portable)
         return target
 
+    def export(
+        self,
+        folder: str | Path,
+        format: FormatName = "onnx",  # noqa: A002 - its usual name
+        *,
+        stochastic: bool = False,
+        tolerance: float = TOLERANCE,
+        env_fn: EnvFn | None = None,
+        **unknown: Never,
+    ) -> Exported:
+        """Write the policy to a new folder, as a file that runs without this package.
+
+        The file contains all of `predict`. It is compared with it on observations of the run's
+        environment, or of ``env_fn``, and kept only if it chooses the same actions; where there is
+        no environment, on random observations.
+
+        Args:
+            folder: the folder to create; it may exist if it is empty.
+            format: "onnx", "torch" (a program of torch.export), or "safetensors": the weights, for
+                `rl_training.export.load_exported`.
+            stochastic: sample actions, from random numbers that are an input of the file.
+            tolerance: largest accepted difference of an action, relative to its range.
+            env_fn: a function that makes the environment.
+            unknown: nothing; other arguments are refused.
+        """
+        refuse_unknown("export", unknown)
+        policy, state = self._current_policy(), self._state or {}
+        make = env_fn or self.env_fn
+        return export_policy(
+            policy,
+            folder,
+            format,
+            stochastic=stochastic,
+            tolerance=tolerance,
+            env_fn=make,
+            needs_env=env_fn is not None,
+            without_env=reason_without(state, make),
+            origin=origin_of(state, self._digest),
+        )
+
     @classmethod
     def load(
         cls,
@@ -390,7 +437,7 @@ class ManagedAlgorithm:
         """
         refuse_unknown("load", unknown)
         found = find_checkpoint(coerce(path, Path, "path"))
-        state = load_state(found, trust=trust)
+        digest, state = load_stored(found, trust=trust)
         policy = policy_from_state(state, device)
         if policy.config.algo != cls.algo:
             raise CheckpointError(
@@ -400,7 +447,7 @@ class ManagedAlgorithm:
         loaded._loaded_from = found
         loaded._trust = trust
         loaded._device = device
-        loaded._state = state
+        loaded._digest, loaded._state = digest, state
         loaded._policy = policy
         return loaded
 
@@ -412,7 +459,7 @@ class ManagedAlgorithm:
                 1,
                 env_fn=self.env_fn,
             )
-            adapter = VectorAdapter(vector, self.config.seed)
+            adapter = plain_adapter(vector, self.config.seed)
             adapter.close()
             device = pick_device(self.config.device, adapter.obs_spec)
             algorithm = build_algorithm(self.config, adapter.obs_spec, adapter.action_spec, device)

@@ -31,6 +31,11 @@ _ARGUMENTS = {
         "env": "use env_fn=...",
         "episodes": "use num_episodes=...",
     },
+    "export": {
+        "path": "use folder=...",
+        "opset_version": "it is torch's default",
+        "deterministic": "use stochastic=True to sample",
+    },
     "load": {
         "env": "use env_fn=...",
         "custom_objects": "nothing is pickled: settings of the run are stored with it",
@@ -105,8 +110,8 @@ def missing_attribute(owner: str, name: str) -> str:
     text = f"{owner!r} object has no attribute {name!r}"
     if name in _ATTRIBUTES:
         return f"{text}: {_ATTRIBUTES[name]}"
-    known = ("act", "config", "env_info", "evaluate", "learn", "load", "policy", "predict")
-    near = did_you_mean(name, (*known, "result", "run_dir", "save"))
+    known = ("act", "config", "env_info", "evaluate", "export", "learn", "load", "policy")
+    near = did_you_mean(name, (*known, "predict", "result", "run_dir", "save"))
     return text + ("." + near if "Did you mean" in near else "")
 
 

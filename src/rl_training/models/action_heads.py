@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 NumpyChoice: TypeAlias = Callable[[Array, Array | None], Array]
 """Distribution parameters and noise (None: greedy) to actions."""
 
+NoiseSource: TypeAlias = Literal["uniform", "normal"]
+"""Random numbers that a head's noise is made from: uniform in [0, 1), or standard normal."""
+
 
 class ActionHead(Protocol):
     """How a network's output becomes actions; ``mask`` marks the legal discrete choices."""
@@ -26,9 +29,15 @@ class ActionHead(Protocol):
     """Numbers the network gives per observation."""
     noise_shape: tuple[int, ...]
     """Shape of one action's noise."""
+    noise_source: ClassVar[NoiseSource]
+    """Random numbers that `noise_from` takes."""
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Noise for a block of ``shape`` actions, on the generator's device."""
+        ...
+
+    def noise_from(self, drawn: Tensor, /) -> Tensor:
+        """The noise that these random numbers become; `draw_noise` draws them first."""
         ...
 
     def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
@@ -47,6 +56,8 @@ class ActionHead(Protocol):
 class CategoricalHead(nn.Module):
     """Discrete and MultiDiscrete: independent categoricals, sampled by the Gumbel-max trick."""
 
+    noise_source: ClassVar[NoiseSource] = "uniform"
+
     def __init__(self, nvec: tuple[int, ...], shape: tuple[int, ...]) -> None:
         super().__init__()
         self.nvec = list(nvec)
@@ -58,16 +69,24 @@ class CategoricalHead(nn.Module):
         uniform = torch.rand(
             (*shape, *self.noise_shape), generator=generator, device=generator.device
         )
+        return self.noise_from(uniform)
+
+    def noise_from(self, uniform: Tensor) -> Tensor:
         tiny = torch.finfo(uniform.dtype).tiny
-        return -torch.log((-torch.log(uniform.clamp_(min=tiny))).clamp_(min=tiny))
+        return -torch.log((-torch.log(uniform.clamp(min=tiny))).clamp(min=tiny))
 
     def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
-        return self._choose(_legal(params, mask) + noise)
+        return self.choose(self.scores(params, noise, mask))
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        return self._choose(_legal(params, mask))
+        return self.choose(self.scores(params, None, mask))
 
-    def _choose(self, scores: Tensor) -> Tensor:
+    def scores(self, params: Tensor, noise: Tensor | None, mask: Tensor | None) -> Tensor:
+        legal = _legal(params, mask)
+        return legal if noise is None else legal + noise
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """Return the choice of the highest score, one per component."""
         if not self.shape:
             return scores.argmax(-1)
         parts = [part.argmax(-1) for part in torch.split(scores, self.nvec, -1)]
@@ -117,6 +136,8 @@ def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
 class _NormalNoise(nn.Module):
     """What the heads for Box actions share: one normal number per component."""
 
+    noise_source: ClassVar[NoiseSource] = "normal"
+
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.shape = shape
@@ -127,6 +148,9 @@ class _NormalNoise(nn.Module):
         return torch.randn(
             (*shape, *self.noise_shape), generator=generator, device=generator.device
         )
+
+    def noise_from(self, normal: Tensor) -> Tensor:
+        return normal
 
 
 class GaussianHead(_NormalNoise):
@@ -170,6 +194,8 @@ class GaussianHead(_NormalNoise):
 class BernoulliHead(nn.Module):
     """MultiBinary: independent coins, sampled with logistic noise."""
 
+    noise_source: ClassVar[NoiseSource] = "uniform"
+
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.shape = shape
@@ -180,15 +206,25 @@ class BernoulliHead(nn.Module):
         uniform = torch.rand(
             (*shape, *self.noise_shape), generator=generator, device=generator.device
         )
+        return self.noise_from(uniform)
+
+    def noise_from(self, uniform: Tensor) -> Tensor:
         return torch.logit(uniform, eps=1e-7)
 
     def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
-        del mask
-        return (self._shaped(params) + noise > 0).long()
+        return self.choose(self.scores(params, noise, mask))
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        return self.choose(self.scores(params, None, mask))
+
+    def scores(self, params: Tensor, noise: Tensor | None, mask: Tensor | None) -> Tensor:
         del mask
-        return (self._shaped(params) > 0).long()
+        logits = self._shaped(params)
+        return logits if noise is None else logits + noise
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """Return 1 where a score is positive, else 0."""
+        return (scores > 0).long()
 
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat.reshape(*flat.shape[:-1], *self.shape)

@@ -31,6 +31,11 @@ class EncoderConfig:
 DEFAULT_ENCODER = EncoderConfig()
 
 
+def _flat(leaf: Tensor) -> Tensor:
+    """Return one vector per row; the number of rows may be symbolic, which `len` is not."""
+    return leaf.reshape(leaf.shape[0], -1).float()
+
+
 class FlattenEncoder(nn.Module):
     """One vector per row: every leaf of an observation flattened, concatenated."""
 
@@ -44,7 +49,7 @@ class FlattenEncoder(nn.Module):
         """Concatenate."""
         if self.single_vector and isinstance(obs, Tensor):
             return obs
-        return torch.cat([leaf.reshape(len(leaf), -1).float() for leaf in tree_leaves(obs)], 1)
+        return torch.cat([_flat(leaf) for leaf in tree_leaves(obs)], 1)
 
 
 class ImageEncoder(nn.Module):
@@ -80,9 +85,7 @@ class ImageEncoder(nn.Module):
             return cast("Tensor", self.networks[self._names[""]](obs))
         return torch.cat(
             [
-                self.networks[self._names[key]](leaf)
-                if key in self._names
-                else leaf.reshape(len(leaf), -1).float()
+                self.networks[self._names[key]](leaf) if key in self._names else _flat(leaf)
                 for key, leaf in obs.items()
             ],
             1,

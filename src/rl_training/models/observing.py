@@ -80,6 +80,12 @@ class ObservingModule(nn.Module):
             }
         return norm[self._leaf_names[""]](obs)
 
+    def norm_of(self, name: str) -> RunningNorm | None:
+        """Return the normaliser of an array of the observation, where it has one."""
+        if self.norm is None or name not in self._leaf_names:
+            return None
+        return cast("RunningNorm", self.norm[self._leaf_names[name]])
+
     def update_normalizer(self, *rows: Rows, communicator: Communicator = ALONE) -> None:
         """Add the valid rows of each shard to the statistics."""
         if self.norm is None:
@@ -120,7 +126,7 @@ class ObservingModule(nn.Module):
         """Return the normaliser of plain vectors in NumPy, over views; None without one."""
         if self.norm is None:
             return None
-        norm = cast("RunningNorm", self.norm[self._leaf_names[""]])
+        norm = cast("RunningNorm", self.norm_of(""))
         shift, scale, clip = norm.shift.numpy(), norm.scale.numpy(), norm.clip
         return lambda obs: np.clip((obs - shift) * scale, -clip, clip)
 

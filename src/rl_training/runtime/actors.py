@@ -288,7 +288,8 @@ class EpsilonGreedyActor(_NoisyActor):
         acceleration: Acceleration = "eager",
     ) -> None:
         numbers = 1 + model.head.param_size
-        self._epsilon = epsilon
+        self.model = model
+        self.epsilon = epsilon
         self._choose = _Chooser(model, device, acceleration)
         self._noise = NoiseBlock(
             BLOCK,
@@ -299,7 +300,7 @@ class EpsilonGreedyActor(_NoisyActor):
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
         uniform = self._noise.take(len(tree_leaves(obs)[0]))
-        random = uniform[:, 0] < self._epsilon(progress)
+        random = uniform[:, 0] < self.epsilon(progress)
         if not random.any():
             return self._choose(obs, None), {}
         scores = uniform[:, 1:]
@@ -320,16 +321,17 @@ class EvaluationActor:
         device: torch.device,
         sampling: torch.Generator | None = None,
     ) -> None:
+        self.model = model
+        self.sampling = sampling
         self._choose = _Chooser(model, device)
-        self._sampling = sampling
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
         del progress
-        if self._sampling is None:
+        if self.sampling is None:
             return self._choose(obs, None), {}
         rows = len(tree_leaves(obs)[0])
-        return self._choose(obs, self._choose.noise((rows,), self._sampling)), {}
+        return self._choose(obs, self._choose.noise((rows,), self.sampling)), {}
 
     def reset(self, done: Array) -> None:
         """Do nothing: a feed-forward policy has no state."""

@@ -57,6 +57,11 @@ class TrainedPolicy:
         module: torch.nn.Module = self.algorithm.module
         return module
 
+    @property
+    def acting_spec(self) -> ObsSpec:
+        """The observations that `predict` takes."""
+        return self.obs_spec
+
     def act(self, obs: Any, deterministic: bool = True) -> Any:
         """Return the action for one observation, or actions for a batch of them."""
         batch, single = self._as_batch(obs)
@@ -93,7 +98,7 @@ class TrainedPolicy:
         return action
 
     def _as_batch(self, obs: Any) -> tuple[Obs, bool]:
-        return self.batch_of(self.obs_spec, obs)
+        return self.batch_of(self.acting_spec, obs)
 
     @staticmethod
     def batch_of(spec: ObsSpec, obs: Any) -> tuple[Obs, bool]:

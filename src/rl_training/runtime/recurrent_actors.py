@@ -23,6 +23,10 @@ class RecurrentPolicy(Protocol):
     head: ActionHead
     state_size: int
 
+    def policy_step(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return distribution parameters, the action mask and the next states."""
+        ...
+
     def act(
         self, obs: Any, state: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
@@ -167,7 +171,8 @@ class RecurrentEpsilonGreedyActor(_NoisyRecurrentActor):
         device: torch.device,
     ) -> None:
         numbers = 1 + model.head.param_size
-        self._epsilon = epsilon
+        self.model = model
+        self.epsilon = epsilon
         self.memory = _Memory(model, device)
         self._noise = NoiseBlock(
             BLOCK,
@@ -179,7 +184,7 @@ class RecurrentEpsilonGreedyActor(_NoisyRecurrentActor):
         """Choose one action per row; the state before it is recorded for the replay."""
         uniform = self._noise.take(len(tree_leaves(obs)[0]))
         greedy, record = self.memory.step(obs, None)
-        random = uniform[:, 0] < self._epsilon(progress)
+        random = uniform[:, 0] < self.epsilon(progress)
         return np.where(random, uniform[:, 1:].argmax(-1), greedy), {"state": record["state"]}
 
 
@@ -192,16 +197,17 @@ class RecurrentEvaluationActor:
         device: torch.device,
         sampling: torch.Generator | None = None,
     ) -> None:
+        self.model = model
+        self.sampling = sampling
         self.memory = _Memory(model, device)
-        self._sampling = sampling
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
         del progress
         rows = len(tree_leaves(obs)[0])
         noise = None
-        if self._sampling is not None:
-            noise = self.memory.noise((rows,), self._sampling)
+        if self.sampling is not None:
+            noise = self.memory.noise((rows,), self.sampling)
         return self.memory.step(obs, noise)
 
     def reset(self, done: Array) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from rl_training._internal.coerce import require
 from rl_training._internal.tree import tree_leaves
-from rl_training.checkpointing import read_checkpoint
+from rl_training.checkpointing import Stored, read_checkpoint
 from rl_training.communicator import saved_shards
 from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.errors import (
@@ -42,12 +42,17 @@ _EXPLAINED = (
 
 def load_state(path: Path, *, trust: Trust = False) -> dict[str, Any]:
     """Read a checkpoint's state; ``trust`` lists the modules that its config may name."""
+    return load_stored(path, trust=trust).state
+
+
+def load_stored(path: Path, *, trust: Trust = False) -> Stored:
+    """Read a checkpoint's state, as `load_state` does, and its digest."""
     stored = read_checkpoint(path)
     state = stored.state
     _require_policy(path, state)
     require_trust(state["config"], trust, path, stored.digest)
     _upgrade(state)
-    return state
+    return stored
 
 
 def _upgrade(state: dict[str, Any]) -> None:

@@ -120,8 +120,10 @@ class TeamPolicy(TrainedPolicy):
     def _batch(self, spec: ObsSpec, obs: Any) -> tuple[Obs, bool]:
         return self.batch_of(own_spec(spec), obs)
 
-    def _as_batch(self, obs: Any) -> tuple[Obs, bool]:
-        return self._batch(self.obs_spec, obs)
+    @property
+    def acting_spec(self) -> ObsSpec:
+        """The observations that `predict` takes: without the state of the team."""
+        return own_spec(self.obs_spec)
 
 
 def team_spec_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,26 @@ from rl_training.types import ActionSpec, ObsSpec
 
 def policy_from_state(state: dict[str, Any], device: str | None = None) -> TrainedPolicy:
     """Return the policy of a checkpoint's state."""
+
+    def load(algorithm: Any, communicator: Communicator) -> None:
+        algorithm.load_state_dict(local_state(state["algorithm"], communicator))
+
+    return _built(state, device, load)
+
+
+def policy_from_weights(state: dict[str, Any], device: str | None = None) -> TrainedPolicy:
+    """Return the policy of a state that has the weights alone, without optimizers."""
+
+    def load(algorithm: Any, communicator: Communicator) -> None:
+        del communicator
+        algorithm.load_weights(state["algorithm"]["model"])
+
+    return _built(state, device, load)
+
+
+def _built(
+    state: dict[str, Any], device: str | None, load: Callable[[Any, Communicator], None]
+) -> TrainedPolicy:
     config = config_from_state(state)
     with malformed_state("the policy"):
         obs_spec = ObsSpec.from_plain(state["obs_spec"])
@@ -41,7 +61,7 @@ def policy_from_state(state: dict[str, Any], device: str | None = None) -> Train
         communicator = Communicator(config.shards)
         algorithm = build_algorithm(config, obs_spec, action_spec, place, communicator=communicator)
         try:
-            algorithm.load_state_dict(local_state(state["algorithm"], communicator))
+            load(algorithm, communicator)
         except (RuntimeError, KeyError, ValueError) as error:
             detail = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit its own config: {detail}") from None

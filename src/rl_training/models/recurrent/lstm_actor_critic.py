@@ -59,6 +59,12 @@ class LSTMActorCritic(ObservingModule):
         """Return the states at the start of an episode: zeros."""
         return torch.zeros(rows, self.state_size, device=next(self.parameters()).device)
 
+    def policy_step(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return parameters of the action distribution, the action mask, and the next states."""
+        features, mask = self.encode(obs)
+        remembered, _, after = self._remember(features.unsqueeze(0), state)
+        return self.actor(remembered[0]), mask, after
+
     def act(
         self, obs: Any, state: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

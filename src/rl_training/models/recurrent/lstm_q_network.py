@@ -48,14 +48,19 @@ class LSTMQNetwork(ObservingModule):
         """Return the states with zeros in the rows that are ``done``."""
         return torch.where(done.unsqueeze(-1), 0.0, state)
 
+    def policy_step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, None, Tensor]:
+        """Return values of all actions, no action mask, and the next states."""
+        values, after = self._sequence(obs.unsqueeze(0), state)
+        return values[0], None, after
+
     def act(
         self, obs: Tensor, state: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the actions of highest value plus ``noise``, the next states, an empty dict."""
-        values, after = self._sequence(obs.unsqueeze(0), state)
+        values, _, after = self.policy_step(obs, state)
         if noise is None:
-            return self.head.mode(values[0], None), after, {}
-        return self.head.sample(values[0], noise, None), after, {}
+            return self.head.mode(values, None), after, {}
+        return self.head.sample(values, noise, None), after, {}
 
     def q_values_sequence(self, obs: Tensor, state: Tensor) -> Tensor:
         """Return values of all actions, (time, batch, actions), of sequences from ``state``."""

@@ -1,0 +1,40 @@
+"""Run an exported policy without torch and rl_training: python deploy_onnx.py FOLDER."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+
+class Policy:
+    """Chooses actions for ``rows`` environments at once, and keeps the memory of each."""
+
+    def __init__(self, folder, rows=1, seed=0):
+        about = json.loads((Path(folder) / "policy.json").read_text())
+        self.session = onnxruntime.InferenceSession(Path(folder) / about["file"])
+        self.ports = {port["name"]: port for port in about["inputs"]}
+        self.names = [port["name"] for port in about["outputs"]]
+        self.zeros = lambda p: np.zeros((rows, *p["shape"][1:]), p["dtype"])
+        self.state = self.zeros(self.ports["state"]) if "state" in self.ports else None
+        self.random = np.random.default_rng(seed)
+
+    def act(self, observations, episode_start):
+        """Return an action for each row; ``observations`` are arrays by the name of the input."""
+        inputs = {n: np.asarray(x, self.ports[n]["dtype"]) for n, x in observations.items()}
+        if self.state is not None:
+            inputs |= {"state": self.state, "episode_start": np.asarray(episode_start, bool)}
+        if "noise" in self.ports:
+            normal = self.ports["noise"]["distribution"] == "normal"
+            draw = self.random.standard_normal if normal else self.random.random
+            inputs["noise"] = draw(self.zeros(self.ports["noise"]).shape, np.float32)
+        outputs = dict(zip(self.names, self.session.run(self.names, inputs), strict=True))
+        self.state = outputs.get("next_state")
+        return outputs["action"]
+
+
+if __name__ == "__main__":
+    policy = Policy(sys.argv[1], rows=2)
+    seen = {n: policy.zeros(p) for n, p in policy.ports.items() if n.startswith("observation")}
+    print(policy.act(seen, episode_start=[True, True]))
