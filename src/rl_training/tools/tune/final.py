@@ -72,18 +72,17 @@ def compare(
             job for name, config in configs.items() for job in _jobs(place, name, config, seeds)
         ]
         check_outputs(jobs, folder)
-        ended, _ = run_jobs(jobs, runs, _View(lines, len(jobs)))
+        ended, stopped = run_jobs(jobs, runs, _View(lines, len(jobs)))
     finally:
         lock.release()
+    if stopped:
+        lines.say("stopped; the same command continues the final evaluation")
     for outcome in ended:
         if outcome.error is not None:
             lines.say(f"failed: final evaluation, {outcome.job.name}: {outcome.error}")
     found = {name: returns_of([j for j in jobs if j.entry.preset == name]) for name in configs}
-    return (
-        {name: one for name, one in found.items() if one is not None}
-        if all(found.values())
-        else None
-    )
+    complete = {name: one for name, one in found.items() if one is not None}
+    return complete if len(complete) == len(configs) else None
 
 
 def _jobs(place: Path, name: str, config: TrainConfig[Any], seeds: tuple[int, ...]) -> list[Job]:

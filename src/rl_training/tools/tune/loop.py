@@ -40,7 +40,7 @@ def run_trials(
     with stop_request() as stop:
         asked = 0
         to_extend = list(extend)
-        next_look = 0.0
+        next_look, exhausted = 0.0, False
         while True:
             while not stop.count and len(loop.active) < runs.at_once:
                 if to_extend:
@@ -49,6 +49,7 @@ def run_trials(
                 if extend or time.monotonic() < next_look:
                     break
                 found = study.next_trial(target)
+                exhausted = found is None
                 if found is None:
                     next_look = time.monotonic() + _LOOK_SECONDS
                     break
@@ -58,11 +59,11 @@ def run_trials(
                 for one in loop.active:
                     one.stop(hard=asked > 1)
             loop.advance()
-            idle = not loop.active and not to_extend
-            if idle and (stop.count or extend or not study.is_running()):
-                return stop.count > 0
-            if loop.active or idle:
-                time.sleep(_POLL_SECONDS)
+            if not loop.active:
+                ended = not to_extend if extend else exhausted and not study.is_running()
+                if ended or stop.count:
+                    return stop.count > 0
+            time.sleep(_POLL_SECONDS)
 
 
 class _Loop:

@@ -61,6 +61,8 @@ class StudySettings:
             raise ConfigError(
                 f"unknown sampler {self.sampler!r}.{did_you_mean(self.sampler, SAMPLERS)}"
             )
+        if self.sampler == "brute_force" and self.space.combinations is None:
+            raise ConfigError("the sampler 'brute_force' needs a space of lists and whole numbers")
         if not 1 <= self.evaluations <= self.config.total:
             raise ConfigError(
                 f"evaluations must be at least 1, and at most the {self.config.total:,}"

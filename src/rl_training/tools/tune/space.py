@@ -53,6 +53,19 @@ class Space:
             f"{name}: {_flow(values)}\n" for name, values in sorted(self.to_plain().items())
         )
 
+    @property
+    def combinations(self) -> int | None:
+        """Number of different trials; None: a setting has a range of any numbers."""
+        counts = []
+        for name, values in self.values.items():
+            if isinstance(values, Choice):
+                counts.append(len(values.options))
+            elif name in self.whole:
+                counts.append(int(values.high) - int(values.low) + 1)
+            else:
+                return None
+        return math.prod(counts)
+
     def distributions(self) -> dict[str, BaseDistribution]:
         """Return the space as Optuna's distributions."""
         return {name: self._distribution(name, values) for name, values in self.values.items()}
@@ -85,20 +98,19 @@ class Space:
             return int(found) if name in self.whole else float(found)
         raise ConfigError(f"a trial has no value of {name!r} within the space of the study")
 
-    def params_of(self, config: TrainConfig[Any]) -> dict[str, Any] | None:
-        """Return the parameters with which a trial has a config's own values.
+    def params_near(self, config: TrainConfig[Any]) -> dict[str, Any]:
+        """Return parameters with a config's own values, clipped to the ranges of this space.
 
-        None: a value is outside of the space.
+        A value that is not among the options of a choice is left out.
         """
-        own = {name: to_plain(_value(config, name)) for name in self.values}
-        params = {
-            name: _label(own[name]) if isinstance(values, Choice) else own[name]
-            for name, values in self.values.items()
-        }
-        try:
-            self.settings_of(params)
-        except ConfigError:
-            return None
+        params: dict[str, Any] = {}
+        for name, values in self.values.items():
+            own = to_plain(_value(config, name))
+            if isinstance(values, Choice):
+                if _label(own) in map(_label, values.options):
+                    params[name] = _label(own)
+            elif isinstance(own, (int, float)):
+                params[name] = min(max(own, values.low), values.high)
         return params
 
 

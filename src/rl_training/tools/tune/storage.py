@@ -6,6 +6,7 @@ Neither is unpickled. (Optuna's CMA-ES sampler keeps a pickle in the study, and 
 from __future__ import annotations
 
 import importlib.util
+import re
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -32,7 +33,7 @@ def require_optuna() -> None:
 
 def check_storage(path: Path) -> None:
     """Refuse a path that is not that of a SQLite database or of a journal."""
-    if "://" in str(path):
+    if re.match(r"\w+:/", str(path)):
         raise ConfigError(f"--storage is the path of a file, such as study.db; got {path}")
     if path.suffix not in (*_DATABASES, *_JOURNALS):
         raise ConfigError(

@@ -88,9 +88,8 @@ class TuningStudy:
         if not stored and not trials:
             study.set_user_attr(_SETTINGS, self.settings.to_plain())
             study.set_user_attr(_FOLDER, here)
-            params = self.settings.space.params_of(self.settings.config)
-            if params is not None:  # the preset itself comes first
-                study.enqueue_trial(params)
+            # The first trial is the preset itself, as near as the space allows.
+            study.enqueue_trial(self.settings.space.params_near(self.settings.config))
             return study
         require_same(self.settings.to_plain(), stored.get(_SETTINGS), self.name)
         if stored.get(_FOLDER) != here:
@@ -114,6 +113,8 @@ class TuningStudy:
                     lock = try_lock(self.folder_of(frozen))
                     if lock is not None:
                         return self._claim(frozen, lock)
+            if self.settings.sampler == "brute_force":
+                target = min(target, self.settings.space.combinations or target)
             waiting = any(frozen.state == TrialState.WAITING for frozen in trials)
             if not waiting and self._counted(trials) >= target:
                 return None
@@ -198,8 +199,11 @@ class TuningStudy:
         self._tell(claimed, "FAIL")
 
     def _tell(self, claimed: ClaimedTrial, state: str, value: float | None = None) -> None:
+        from optuna.samplers import RandomSampler
         from optuna.trial import TrialState
 
+        # With brute force the end of the last combination would be an error outside of `optimize`.
+        self.study.sampler = RandomSampler()
         self.study.tell(claimed.number, value, state=TrialState[state])
         self.release(claimed)
 
