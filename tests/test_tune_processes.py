@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,19 @@ def steps_of(folder: Path) -> int:
     return max((latest_row(log.parent)[0] for log in folder.rglob("metrics.jsonl")), default=0)
 
 
+def is_halfway(process: subprocess.Popen[str], study: Path) -> bool:
+    """Whether a run that a process started has a checkpoint, and some steps to go."""
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "ppid=,args="], capture_output=True, text=True, check=True
+    )
+    for line in listed.stdout.splitlines():
+        parent, _, words = line.strip().partition(" ")
+        trial = re.search(r"trial-\d+", words)
+        if parent == str(process.pid) and trial:
+            return 4096 <= steps_of(study / trial[0]) <= TOTAL // 2
+    return False
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
 def test_a_study_that_was_stopped_ends_as_one_that_was_not(
     how: signal.Signals, tmp_path: Path
@@ -93,6 +107,7 @@ def test_two_processes_share_a_study_and_one_is_killed(storage: str, tmp_path: P
     second = start(tmp_path, words)
     try:
         wait_until(lambda: steps_of(study / "trial-0001") >= 2048, 120)
+        wait_until(lambda: is_halfway(first, study), 120)
         first.send_signal(signal.SIGKILL)
         code, printed = ended(second)
     finally:
