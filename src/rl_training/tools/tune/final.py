@@ -72,6 +72,9 @@ def compare(
             job for name, config in configs.items() for job in _jobs(place, name, config, seeds)
         ]
         check_outputs(jobs, folder)
+        for job in jobs:
+            content = configs[job.entry.preset].to_yaml().encode("utf-8")
+            write_durably(job.preset_file, memoryview(content))
         ended, stopped = run_jobs(jobs, runs, _View(lines, len(jobs)))
     finally:
         lock.release()
@@ -87,7 +90,6 @@ def compare(
 
 def _jobs(place: Path, name: str, config: TrainConfig[Any], seeds: tuple[int, ...]) -> list[Job]:
     file = place / name / CONFIG
-    write_durably(file, memoryview(config.to_yaml().encode("utf-8")))
     entry = Entry(
         preset=name, steps=config.total, seeds=seeds, expected=None, source="rl-training tune"
     )

@@ -12,7 +12,7 @@ from rl_training.terminal import say
 from rl_training.tools.tune.scores import evaluations, interquartile_mean, score
 from rl_training.tools.tune.settings import StudySettings
 from rl_training.tools.tune.study import ClaimedTrial
-from rl_training.tools.zoo.jobs import LOG, Job, job_status
+from rl_training.tools.zoo.jobs import LOG, Job, check_outputs, job_status
 from rl_training.tools.zoo.manifest import Entry
 from rl_training.tools.zoo.processes import is_locked
 from rl_training.tools.zoo.run import Run, Runs, progress
@@ -44,7 +44,6 @@ class TrialRun:
         self._settings = settings
         self._prunes = claimed.extends is None
         file = claimed.folder / CONFIG
-        write_durably(file, memoryview(config.to_yaml().encode("utf-8")))
         entry = Entry(
             preset=claimed.folder.name,
             steps=config.total,
@@ -56,6 +55,8 @@ class TrialRun:
             Job(entry, file, seed, config.total, claimed.folder / f"seed{seed}")
             for seed in settings.seeds
         ]
+        check_outputs(self._jobs, claimed.folder.parent)
+        write_durably(file, memoryview(config.to_yaml().encode("utf-8")))
         self._scores: list[float] = []
         self._reported = set(claimed.reported)
         self._run: Run | None = None
