@@ -248,7 +248,8 @@ def test_the_interquartile_mean_is_rliables() -> None:
     random = np.random.default_rng(0)
     for count in range(1, 12):
         values = random.normal(size=count)
-        assert interquartile_mean(values) == pytest.approx(metrics.aggregate_iqm(values[:, None]))
+        found = interquartile_mean(values.tolist())
+        assert found == pytest.approx(metrics.aggregate_iqm(values[:, None]))
 
 
 # -- studies ---------------------------------------------------------------------------------------
