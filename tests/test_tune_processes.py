@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from rl_training.tools.zoo.jobs import latest_row
 from state_compare import assert_same_run
 from test_tune import ENV, short_config
 from test_zoo_presets import wait_until
+from test_zoo_ray import runs_under
 
 pytestmark = pytest.mark.full
 TOTAL = 24_576
@@ -122,6 +124,21 @@ def test_two_processes_share_a_study_and_one_is_killed(storage: str, tmp_path: P
     resumes = [read_json(run / "metadata.json").get("resumes", []) for run in runs]
     assert sum(map(len, resumes)) == 1
     assert {one["resume"] for each in resumes for one in each} == {"exact"}
+
+
+def test_a_run_that_is_killed_continues(tmp_path: Path) -> None:
+    process = start(tmp_path, [*write_inputs(tmp_path), "--trials", "1", "--seeds", "1"])
+    study = tmp_path / "runs/tune/base"
+    wait_until(lambda: is_halfway(process, study), 120)
+    ((run, _),) = runs_under(study)
+    os.kill(run, signal.SIGKILL)
+    code, printed = ended(process)
+    assert code == 0, printed
+    assert "killed by signal 9; it continues from its last checkpoint (retry 1 of 2)" in printed
+    (folder,) = study.glob("trial-0000/seed101/ppo__*")
+    (resumed,) = read_json(folder / "metadata.json")["resumes"]
+    assert resumed["resume"] == "exact"
+    assert json.loads(printed.splitlines()[-1])["trials"] == {"complete": 1}
 
 
 def test_trials_run_on_ray(tmp_path: Path) -> None:

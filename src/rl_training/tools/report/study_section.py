@@ -46,7 +46,7 @@ def _counts(study: StoredStudy) -> str:
     return (
         f"{len(states)} trials ({', '.join(counts) or 'none ended'}). The value of a trial is the"
         f" interquartile mean of the objective <code>{html(study.objective)}</code> over the tuning"
-        f" seeds {seeds}; it is too good, because the best trial was chosen by it."
+        f" seeds {seeds}. For the best trial, which was chosen by it, it is an overestimate."
     )
 
 

@@ -39,7 +39,7 @@ def best_yaml(
         "trial": number,
         "objective": settings.objective,
         "seeds": list(settings.seeds),
-        "return": f"{tuned.text()}, too good: the settings were chosen on these seeds",
+        "return": f"{tuned.text()}; an overestimate: the settings were chosen on these seeds",
     }
     if final is not None:
         content["verified"] = {

@@ -161,13 +161,14 @@ def final_seeds(given: int | Sequence[int], tuned_on: Sequence[int]) -> tuple[in
     """Return the seeds of the final evaluation: as many as given from 1 on, or the given ones.
 
     Raises:
-        ConfigError: One is a tuning seed: the result would be too good.
+        ConfigError: One is a tuning seed: the result would be an overestimate.
     """
     seeds = _seeds(given, 1, "final seeds")
     if shared := sorted(set(seeds) & set(tuned_on)):
         raise ConfigError(
-            "final seeds must differ from the tuning seeds, whose results are too good because"
-            f" settings were chosen by them; in both: {', '.join(map(str, shared))}"
+            "final seeds must differ from the tuning seeds, on which the best settings look better"
+            " than they are, since they were chosen by them; in both:"
+            f" {', '.join(map(str, shared))}"
         )
     return seeds
 

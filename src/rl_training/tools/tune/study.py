@@ -61,8 +61,11 @@ class TuningStudy:
         self.settings, self.name, self.folder = settings, name, folder
         self._storage_path = storage
         check_storage(storage)
-        folder.mkdir(parents=True, exist_ok=True)
-        storage.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            storage.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot create {error.filename}: {error.strerror}") from None
         self._distributions = settings.space.distributions()
         self._claimed: set[int] = set()
         with self._exclusive():
