@@ -311,7 +311,9 @@ def test_a_continued_study_samples_what_an_uninterrupted_one_would(
         assert study is not None
         return numbers_of(study)
 
-    assert go(tmp_path / "a", reopened=False) == go(tmp_path / "b", reopened=True)
+    whole = go(tmp_path / "a", reopened=False)
+    assert whole == go(tmp_path / "b", reopened=True)
+    assert len({str(params) for params in whole}) > 2
 
 
 def test_brute_force_ends_when_all_combinations_were_tried(tmp_path: Path) -> None:

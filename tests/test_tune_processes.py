@@ -20,7 +20,6 @@ from rl_training.tools.zoo.jobs import latest_row
 from state_compare import assert_same_run
 from test_tune import ENV, short_config
 from test_zoo_presets import wait_until
-from test_zoo_ray import runs_under
 
 pytestmark = pytest.mark.full
 TOTAL = 24_576
@@ -56,17 +55,18 @@ def steps_of(folder: Path) -> int:
     return max((latest_row(log.parent)[0] for log in folder.rglob("metrics.jsonl")), default=0)
 
 
-def is_halfway(process: subprocess.Popen[str], study: Path) -> bool:
-    """Whether a run that a process started has a checkpoint, and some steps to go."""
+def halfway(process: subprocess.Popen[str], study: Path) -> int | None:
+    """Return the pid of a run that a process started, if it has a checkpoint and steps to go."""
     listed = subprocess.run(
-        ["ps", "-A", "-ww", "-o", "ppid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-A", "-ww", "-o", "ppid=,pid=,args="], capture_output=True, text=True, check=True
     )
     for line in listed.stdout.splitlines():
-        parent, _, words = line.strip().partition(" ")
-        trial = re.search(r"trial-\d+", words)
+        parent, pid, *words = line.split(None, 2)
+        trial = re.search(r"trial-\d+", "".join(words))
         if parent == str(process.pid) and trial:
-            return 4096 <= steps_of(study / trial[0]) <= TOTAL // 2
-    return False
+            has_steps_to_go = 4096 <= steps_of(study / trial[0]) <= TOTAL // 2
+            return int(pid) if has_steps_to_go else None
+    return None
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
@@ -109,7 +109,7 @@ def test_two_processes_share_a_study_and_one_is_killed(storage: str, tmp_path: P
     second = start(tmp_path, words)
     try:
         wait_until(lambda: steps_of(study / "trial-0001") >= 2048, 120)
-        wait_until(lambda: is_halfway(first, study), 120)
+        wait_until(lambda: halfway(first, study) is not None, 120)
         first.send_signal(signal.SIGKILL)
         code, printed = ended(second)
     finally:
@@ -129,8 +129,9 @@ def test_two_processes_share_a_study_and_one_is_killed(storage: str, tmp_path: P
 def test_a_run_that_is_killed_continues(tmp_path: Path) -> None:
     process = start(tmp_path, [*write_inputs(tmp_path), "--trials", "1", "--seeds", "1"])
     study = tmp_path / "runs/tune/base"
-    wait_until(lambda: is_halfway(process, study), 120)
-    ((run, _),) = runs_under(study)
+    wait_until(lambda: halfway(process, study) is not None, 120)
+    run = halfway(process, study)
+    assert run is not None
     os.kill(run, signal.SIGKILL)
     code, printed = ended(process)
     assert code == 0, printed
