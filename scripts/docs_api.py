@@ -74,6 +74,16 @@ def sections() -> list[Section]:
             ),
         ),
         Section(
+            "Tuning",
+            "See [tuning](tuning.md).",
+            (
+                "rl_training:tune",
+                "rl_training:TuneResult",
+                "rl_training.search_space:Range",
+                "rl_training.search_space:Choice",
+            ),
+        ),
+        Section(
             "Callbacks",
             "Pass one or a list of them to `learn(callbacks=...)`.",
             _public("rl_training.runtime.callbacks"),

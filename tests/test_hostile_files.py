@@ -351,7 +351,7 @@ def test_what_cannot_be_drawn_is_left_out_and_noted(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick_bands")
 def test_odd_names_and_settings_are_drawn(tmp_path: Path) -> None:
     from rl_training.tools.report import write_report
-    from rl_training.tools.report.figures import _literal
+    from rl_training.tools.report.figures import literal
     from rl_training.tools.report.groups import _brief
 
     for number in range(2):
@@ -365,7 +365,7 @@ def test_odd_names_and_settings_are_drawn(tmp_path: Path) -> None:
     assert max(map(len, labels)) < 250, "legends stay readable"
     assert "\0" not in written.page.read_text(encoding="utf-8")
     assert _brief([{"path": 3}, {"path": None}]) == "3 + None"
-    assert _literal("\x1b\n$" + "x" * 500) == r"\x1b\n\$" + "x" * 113
+    assert literal("\x1b\n$" + "x" * 500) == r"\x1b\n\$" + "x" * 113
 
 
 @pytest.mark.usefixtures("quick_bands")

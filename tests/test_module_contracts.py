@@ -181,7 +181,7 @@ def test_environments_know_nothing_of_learning() -> None:
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("version", "errors", "types", "seeding", "terminal", "launched", "plugins"),
-        *("untrusted_files", "trust"),
+        *("untrusted_files", "trust", "search_space"),
     ),
     ("stored_zip", "plain_pickle", "archive", "_internal"),
     ("registry",),

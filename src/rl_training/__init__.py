@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rl_training.runtime.workflows import load_policy as load_policy
     from rl_training.runtime.workflows import resume_training as resume_training
     from rl_training.surface import *  # noqa: F403
+    from rl_training.tools.tune.api import TuneResult as TuneResult
+    from rl_training.tools.tune.api import tune as tune
 
 _EXPORTS = {
     "Callback": "rl_training.runtime.callbacks:Callback",
@@ -34,6 +36,8 @@ _EXPORTS = {
     "make_env": "rl_training.envs.factory:make_env",
     "make_vector_env": "rl_training.envs.factory:make_vector_env",
     "resume_training": "rl_training.runtime.workflows:resume_training",
+    "TuneResult": "rl_training.tools.tune.api:TuneResult",
+    "tune": "rl_training.tools.tune.api:tune",
     **class_exports(),
     **train_exports(),
 }

@@ -41,6 +41,7 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training presets [WORD...]         list the presets
   rl-training eval RUN                  evaluate a trained policy
   rl-training resume RUN                continue a run where it stopped (on the CPU: exactly)
+  rl-training tune PRESET               search hyperparameters with Optuna
   rl-training zoo list | run | report   benchmarks of many presets, with expected returns
   rl-training report RUNS...            write an HTML page of curves, scores and configs
   rl-training record RUN                record a video of whole episodes
@@ -157,6 +158,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "train": "rl_training.tools.training:train",
     "eval": "rl_training.tools.training:evaluate",
     "resume": "rl_training.tools.training:resume",
+    "tune": "rl_training.tools.tune.command:main",
     "zoo": "rl_training.tools.zoo.command:main",
     "report": "rl_training.tools.report.command:main",
     "record": "rl_training.tools.record:main",

@@ -28,7 +28,7 @@ from rl_training.registry import (
 )
 
 FORMAT = 1
-_NOT_SETTINGS = {"format", "preset", "verified", "partial"}
+_NOT_SETTINGS = {"format", "preset", "verified", "partial", "tuned"}
 """Keys of a config file that describe the file and are not settings of a run."""
 
 _MAX_ENVS, _MAX_WORKERS, _MAX_THREADS = 65_536, 4_096, 1_024

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -18,12 +18,18 @@ from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.ppo import OnPolicyConfig, OnPolicyLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Paused
+from rl_training.search_space import Choice, SearchSpace
 from rl_training.types import Progress, RunSettings, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class A2CConfig(OnPolicyConfig):
     """A2C's settings; the defaults are Stable-Baselines3's, but the value loss is halved."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "num_steps": Choice((5, 8, 16, 32, 64)),
+        "norm_adv": Choice((False, True)),
+    }
 
     learning_rate: float = 7e-4
     """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,17 @@ from rl_training.algorithms.advantage_weighted import AdvantageWeightedLearner
 from rl_training.algorithms.off_policy import CriticsConfig, OffPolicyConfig, ensemble_td_loss
 from rl_training.algorithms.td3 import td3_targets
 from rl_training.models.mlp_continuous import ActorCritics
+from rl_training.search_space import Choice, Range, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AWACConfig(CriticsConfig, OffPolicyConfig):
     """Settings of AWAC."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "temperature": Range(0.1, 5.0, log=True),
+        "batch_size": Choice((256, 512, 1024)),
+    }
 
     batch_size: int = 1024
     """Transitions per update."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from rl_training.algorithms.off_policy import ReplayLearner, ensemble_td_loss
 from rl_training.algorithms.q_learning import QLearner, best_values, values_of
 from rl_training.algorithms.sac import SAC, SACModel, SACSettings
 from rl_training.algorithms.td3 import td3_targets
+from rl_training.search_space import Range, SearchSpace
 
 _BOX_WEIGHT, _DISCRETE_WEIGHT = 5.0, 1.0
 
@@ -25,6 +26,11 @@ _BOX_WEIGHT, _DISCRETE_WEIGHT = 5.0, 1.0
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CQLConfig(SACSettings):
     """Settings of CQL; those of the policy, its entropy and its samples are for Box actions."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "actor_learning_rate": Range(1e-5, 1e-3, log=True),
+        "conservative_weight": Range(0.1, 10.0, log=True),
+    }
 
     actor_learning_rate: float | None = 1e-4
     """Step size of the policy's optimizer; unset: learning_rate. It has the same schedule."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +19,17 @@ from rl_training.algorithms.q_learning import (
     values_of,
 )
 from rl_training.data.replay_buffer import Prioritization
+from rl_training.search_space import Choice, SearchSpace
 from rl_training.types import Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DQNConfig(QLearningConfig, CustomNetworkConfig):
     """DQN's settings."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "n_step": Choice((1, 3, 5)),
+    }
 
     dueling: bool = False
     """Separate state values and advantages (arXiv:1511.06581)."""

@@ -17,12 +17,20 @@ from rl_training.algorithms.q_learning import (
     best_values,
     values_of,
 )
+from rl_training.search_space import Choice, SearchSpace
 from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DRQNConfig(QLearningConfig):
     """DRQN's settings."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "batch_size": None,  # it counts sequences
+        "batch_sequences": Choice((16, 32, 64)),
+        "sequence_length": Choice((8, 16, 32)),
+        "lstm_size": Choice((32, 64, 128)),
+    }
 
     batch_sequences: int = 32
     """Sequences per update."""

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rl_training._internal.coerce import require
 from rl_training.algorithms.a2c import A2C
 from rl_training.algorithms.ppo import check_minibatches
 from rl_training.algorithms.vtrace_learner import VTraceConfig, VTraceLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.search_space import Choice, SearchSpace
 from rl_training.types import Progress, RunSettings, StopRequest, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IMPALAConfig(VTraceConfig):
     """IMPALA's settings."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "num_steps": Choice((8, 16, 20, 32, 64)),
+        "num_minibatches": Choice((1, 2, 4)),
+    }
 
     learning_rate: float = 5e-4
     """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,17 @@ from torch import Tensor, nn
 from rl_training.algorithms.advantage_weighted import AdvantageWeightedLearner
 from rl_training.algorithms.off_policy import CriticsConfig, OffPolicyConfig, ensemble_td_loss
 from rl_training.models.mlp_continuous import ActorCritics, MLPValue
+from rl_training.search_space import Range, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IQLConfig(CriticsConfig, OffPolicyConfig):
     """Settings of IQL."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "expectile": Range(0.5, 0.95),
+        "inverse_temperature": Range(0.5, 10.0, log=True),
+    }
 
     expectile: float = 0.7
     """Expectile of the action values that the state value estimates: 0.5 is their mean, values

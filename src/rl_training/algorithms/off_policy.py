@@ -27,12 +27,17 @@ from rl_training.communicator import (
 )
 from rl_training.data.replay_buffer import Prioritization, ReplayBuffer
 from rl_training.errors import ConfigError
+from rl_training.search_space import Choice, Range, SearchSpace
 from rl_training.types import Progress, RunSettings, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayConfig(NetworkConfig):
     """Settings of every algorithm that learns from batches of a replay or a dataset."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "batch_size": Choice((64, 128, 256, 512)),
+    }
 
     default_num_envs: ClassVar[int] = 1
 
@@ -94,6 +99,10 @@ class ReplayConfig(NetworkConfig):
 class ValueConfig(ReplayConfig):
     """Settings of algorithms that learn values from a replay or a dataset."""
 
+    SEARCH: ClassVar[SearchSpace] = {
+        "gamma": Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.999)),
+    }
+
     gamma: float = 0.99
     """Discount factor."""
     n_step: int = 1
@@ -108,6 +117,10 @@ class ValueConfig(ReplayConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(ValueConfig):
     """Settings of algorithms that fill a replay from environments while they learn."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "train_freq": Choice((1, 2, 4, 8)),
+    }
 
     buffer_size: int = 1_000_000
     """Capacity of the replay buffer in transitions, over all environments."""
@@ -152,6 +165,10 @@ class OffPolicyConfig(ValueConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticsConfig(ValueConfig, ActorCriticConfig):
     """Settings of algorithms with a policy and an ensemble of critics."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "tau": Range(1e-3, 0.05, log=True),
+    }
 
     tau: float = 0.005
     """Interpolation factor of target network updates; 1: copy."""

@@ -20,12 +20,19 @@ from rl_training.algorithms.metrics import MetricSums
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.communicator import per_shard_state, shards_of, state_of_each
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
+from rl_training.search_space import Choice, Range, SearchSpace
 from rl_training.types import Progress, RunSettings, StopRequest, envs_of_shard, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPGConfig(PPOConfig):
     """PPO's settings for the policy phase, and those of the auxiliary phase."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "policy_phases": Choice((8, 16, 32)),
+        "aux_epochs": Choice((3, 6, 9)),
+        "beta_clone": Range(0.3, 3.0, log=True),
+    }
 
     NOT_SUPPORTED: ClassVar[Mapping[str, str]] = {
         "critic_hidden_sizes": "ppg has value_sizes instead",

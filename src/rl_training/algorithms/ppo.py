@@ -9,7 +9,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,22 @@ from rl_training.communicator import (
 )
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import Evaluation
+from rl_training.search_space import Choice, Range, SearchSpace
 from rl_training.types import Progress, Rows, RunSettings, StopRequest, envs_of_shard, never, until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(ActorCriticConfig, CustomNetworkConfig):
     """Settings of every algorithm that learns from one rollout at a time."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "num_steps": Choice((16, 32, 64, 128, 256, 512)),
+        "gamma": Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.999)),
+        "gae_lambda": Choice((0.8, 0.9, 0.95, 0.98, 1.0)),
+        "ent_coef": Range(1e-6, 0.1, log=True),
+        "max_grad_norm": Choice((0.3, 0.5, 1.0, 2.0, 5.0)),
+        "normalize_obs": Choice((False, True)),
+    }
 
     num_steps: int = 128
     """Steps each environment takes per rollout."""
@@ -76,6 +86,12 @@ class OnPolicyConfig(ActorCriticConfig, CustomNetworkConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
     """PPO's settings, named as in CleanRL where it has the same setting."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "num_minibatches": Choice((1, 2, 4, 8, 16)),
+        "update_epochs": Choice((1, 4, 10, 20)),
+        "clip_coef": Range(0.1, 0.4),
+    }
 
     learning_rate: float = 2.5e-4
     """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""

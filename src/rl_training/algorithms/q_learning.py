@@ -15,12 +15,21 @@ from rl_training.algorithms.gradient_step import GradientStep, Target
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ValueConfig
 from rl_training.algorithms.schedules import Schedule
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.search_space import Choice, Range, SearchSpace
 from rl_training.types import Progress, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QLearningConfig(OffPolicyConfig):
     """Settings of every Q-learner."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "batch_size": Choice((32, 64, 128, 256)),
+        "train_freq": Choice((1, 4, 10, 16)),
+        "target_update_interval_steps": Choice((100, 250, 500, 1000, 2500)),
+        "exploration_fraction": Range(0.05, 0.6),
+        "exploration_final_eps": Range(0.01, 0.1),
+    }
 
     learning_rate: float = 2.5e-4
     """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""

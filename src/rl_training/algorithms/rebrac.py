@@ -5,18 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from rl_training.algorithms.bc import action_distance
 from rl_training.algorithms.td3 import TD3, TD3Settings, td3_targets
 from rl_training.algorithms.td3_bc import normalized_value_loss
+from rl_training.search_space import Choice, Range, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReBRACConfig(TD3Settings):
     """Settings of ReBRAC."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "actor_penalty": Range(5e-4, 0.1, log=True),
+        "critic_penalty": Range(5e-4, 0.1, log=True),
+        "batch_size": Choice((256, 512, 1024)),
+    }
 
     learning_rate: float = 1e-3
     """Step size of the optimizer at its peak (see lr_schedule, lr_warmup_fraction)."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rl_training._internal.coerce import check_types, require, take_old_names
 from rl_training.algorithms.optimizers import Optimizer
+from rl_training.search_space import Range, SearchSpace
 
 if TYPE_CHECKING:
     from rl_training.algorithms.gradient_step import GradientStep
@@ -23,6 +24,10 @@ nothing."""
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
     """The optimizer's settings. Configs of algorithms derive from this one."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "learning_rate": Range(1e-5, 1e-2, log=True),
+    }
 
     default_num_envs: ClassVar[int] = 8
     """Number of environments of a run that does not set ``num_envs``."""

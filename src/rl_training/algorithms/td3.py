@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,11 +19,17 @@ from rl_training.algorithms.off_policy import (
     ensemble_td_loss,
 )
 from rl_training.models.mlp_continuous import ActorCritics
+from rl_training.search_space import Choice, Range, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3Settings(CriticsConfig):
     """Settings of TD3's update; noise is in units of half the action range."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "policy_delay": Choice((1, 2, 3)),
+        "target_policy_noise": Range(0.1, 0.4),
+    }
 
     policy_delay: int = 2
     """Critic updates per update of the policy and of the targets."""
@@ -42,6 +48,10 @@ class TD3Settings(CriticsConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3Config(TD3Settings, OffPolicyConfig):
     """TD3's settings."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "exploration_noise": Range(0.05, 0.4),
+    }
 
     exploration_noise: float = 0.1
     """Standard deviation of the noise on actions while collecting, in units of half the range."""

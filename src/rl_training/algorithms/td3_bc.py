@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from rl_training.algorithms.bc import action_distance, cloning_loss
 from rl_training.algorithms.td3 import TD3, TD3Settings
+from rl_training.search_space import Range, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3BCConfig(TD3Settings):
     """Settings of TD3+BC."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "alpha": Range(0.5, 10.0, log=True),
+    }
 
     alpha: float = 2.5
     """Weight of the critic, whose values are divided by their mean magnitude, against cloning."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,12 +14,17 @@ from rl_training.algorithms.ppo import OnPolicyConfig, OnPolicyLearner
 from rl_training.algorithms.returns import vtrace
 from rl_training.communicator import add_in_order
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.search_space import Choice, SearchSpace
 from rl_training.types import Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VTraceConfig(OnPolicyConfig):
     """Settings of every algorithm that corrects for an older policy by V-trace."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "rho_bar": Choice((1.0, 2.0)),
+    }
 
     rho_bar: float = 1.0
     """Largest weight of a TD error and of an advantage: the probability ratio is clipped to it."""

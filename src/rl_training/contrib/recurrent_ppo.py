@@ -10,12 +10,18 @@ from torch import Tensor
 
 from rl_training._internal.coerce import require
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from rl_training.search_space import Choice, SearchSpace
 from rl_training.types import RunSettings, envs_of_shard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentPPOConfig(PPOConfig):
     """PPO's settings, and those of the LSTM."""
+
+    SEARCH: ClassVar[SearchSpace] = {
+        "sequence_length": Choice((16, 32, 64)),
+        "lstm_size": Choice((32, 64, 128)),
+    }
 
     NOT_SUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("network", "network_kwargs"), "recurrent_ppo takes an 'encoder' instead"

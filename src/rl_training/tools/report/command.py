@@ -97,13 +97,21 @@ def write_report(
     from rl_training.tools.report.figures import environment_png
     from rl_training.tools.report.model import build_report, wanted_metrics
     from rl_training.tools.report.page import page
+    from rl_training.tools.report.study import find_studies, read_studies, without_trials
 
-    folders = find_run_folders([Path(path) for path in runs])
+    paths = [Path(path) for path in runs]
+    folders = find_run_folders(paths)
+    studies, unreadable = read_studies(find_studies(paths))
+    for study in studies:
+        best = study.best[0].folder if study.best else None
+        folders = without_trials(folders, study.path, best)
     output = Path(output)
     for root in [*map(Path, runs), *folders]:
         require_no_links(output, root)
     metrics = wanted_metrics(metric)
-    report = build_report(*read_runs(folders, metrics), metrics, created or dt.datetime.now(dt.UTC))
+    found, damaged = read_runs(folders, metrics)
+    created = created or dt.datetime.now(dt.UTC)
+    report = build_report(found, [*damaged, *unreadable], metrics, created, studies)
     pictures = {
         f"{name}.png": environment_png(report.panels[env_id])
         for env_id, name in _file_names(report.panels).items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl_training.terminal import one_line
@@ -45,31 +45,41 @@ class Panel:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Theme:
+class Theme:
+    """Colours of a figure."""
+
     ink: str
     faint: str
     series: tuple[str, ...]
 
 
 # Okabe and Ito's hues, darkened to 4.5:1 on white; the page has its own for dark.
-_LIGHT = _Theme(
+_LIGHT = Theme(
     "#3c4149", "#e3e5e8", ("#0068a8", "#bf4a00", "#007a58", "#a1417a", "#8a5a00", "#565b63")
 )
 # Placeholder colours, which are replaced in the SVG by variables of the page's style.
-_VARIABLES = _Theme(
+_VARIABLES = Theme(
     "#0a0001", "#0a0002", tuple(f"#0b000{number}" for number in range(1, COLOURS + 1))
 )
 
 
 def panel_svg(panel: Panel, prefix: str, label: str) -> str:
-    """Return inline SVG without external references; ``prefix`` makes its ids unique."""
+    """Return the figure of a panel as inline SVG; ``prefix`` makes its ids unique."""
+    return svg(lambda axes, theme: _draw(axes, panel, theme), prefix, label)
+
+
+def svg(draw: Callable[[Any, Theme], object], prefix: str, label: str) -> str:
+    """Return what ``draw`` draws as inline SVG without external references.
+
+    ``prefix`` makes its ids unique; ``label`` is HTML that describes it.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6, 2.9), layout="constrained")
     FigureCanvasSVG(figure)
-    _draw(figure.add_subplot(), panel, _VARIABLES)
+    draw(figure.add_subplot(), _VARIABLES)
     text = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
@@ -88,15 +98,15 @@ def environment_png(panels: Sequence[Panel]) -> bytes:
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
     figure = Figure(figsize=(10, height), layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.suptitle(_literal(panels[0].env_id), fontsize=13, color=_LIGHT.ink)
+    figure.suptitle(literal(panels[0].env_id), fontsize=13, color=_LIGHT.ink)
     handles: dict[str, Any] = {}
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, 2, place)
         handles |= _draw(axes, panel, _LIGHT)
-        axes.set_title(_literal(panel.metric), fontsize=10.5, color=_LIGHT.ink, loc="left")
+        axes.set_title(literal(panel.metric), fontsize=10.5, color=_LIGHT.ink, loc="left")
     figure.legend(
         list(handles.values()),
-        [_literal(name) for name in handles],
+        [literal(name) for name in handles],
         loc="outside lower left",
         frameon=False,
         fontsize=10,
@@ -107,7 +117,7 @@ def environment_png(panels: Sequence[Panel]) -> bytes:
     return picture.getvalue()
 
 
-def _draw(axes: Any, panel: Panel, theme: _Theme) -> dict[str, Any]:
+def _draw(axes: Any, panel: Panel, theme: Theme) -> dict[str, Any]:
     """Draw a panel and return the handles of its lines by label."""
     furthest = max((curve.x[-1] for curve in _curves(panel.lines)), default=1.0)
     unit, scale = time_unit(furthest) if panel.axis == "seconds" else ("", 1.0)
@@ -135,11 +145,12 @@ def _draw(axes: Any, panel: Panel, theme: _Theme) -> dict[str, Any]:
         )
         handles[line.label] = handle
     name = AXIS_NAMES[panel.axis]
-    _style_axes(axes, theme, f"{name} ({unit})" if panel.axis == "seconds" else name)
+    style_axes(axes, theme, f"{name} ({unit})" if panel.axis == "seconds" else name)
     return handles
 
 
-def _style_axes(axes: Any, theme: _Theme, x_label: str) -> None:
+def style_axes(axes: Any, theme: Theme, x_label: str) -> None:
+    """Give axes the look of the page; the horizontal one begins at zero."""
     axes.set_facecolor("none")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -170,7 +181,7 @@ def _plain(curve: Curve, scale: float) -> tuple[Any, Any]:
     return curve.x / scale, curve.y
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Return ``text`` shortened, without control characters, and with matplotlib's "$" escaped."""
     return one_line(text)[:_LONGEST_TEXT].replace("$", r"\$")
 

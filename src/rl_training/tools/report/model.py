@@ -20,6 +20,7 @@ from rl_training.tools.report.stats import (
     aggregate_scores,
     positions,
 )
+from rl_training.tools.report.study import StoredStudy
 
 EVALUATION, TRAINING = "eval/return_mean", "rollout/return_mean"
 _MOST_NAMED = 3
@@ -49,6 +50,8 @@ class Report:
     """By environment."""
     damaged: tuple[DamagedRun, ...]
     remarks: tuple[str, ...]
+    studies: tuple[StoredStudy, ...] = ()
+    """Studies of ``rl-training tune``."""
 
     @property
     def runs(self) -> list[StoredRun]:
@@ -66,6 +69,7 @@ def build_report(
     damaged: Sequence[DamagedRun],
     metrics: Sequence[str],
     created: dt.datetime,
+    studies: Sequence[StoredStudy] = (),
 ) -> Report:
     """Group and aggregate runs, and collect remarks for the reader."""
     _check_metrics(runs, metrics)
@@ -78,7 +82,8 @@ def build_report(
         for order, group in enumerate(groups)
     )
     panels = {env_id: _panels(groups, metrics) for env_id, groups in by_env.items()}
-    return Report(created, results, panels, tuple(damaged), _remarks(results, damaged))
+    remarks = _remarks(results, damaged)
+    return Report(created, results, panels, tuple(damaged), remarks, tuple(studies))
 
 
 def last_value(run: StoredRun, metric: str) -> tuple[float, int] | None:

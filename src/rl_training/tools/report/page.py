@@ -18,6 +18,7 @@ from rl_training.tools.report.stats import (
     MAX_POINTS,
     SCORE_REPETITIONS,
 )
+from rl_training.tools.report.study_section import studies_section
 from rl_training.tools.report.tables import (
     APART_KEY,
     configs_tables,
@@ -49,11 +50,14 @@ def page(report: Report) -> str:
         _origin(report),
         _method(),
     )
+    titled = [(*heading, body) for heading, body in zip(_SECTIONS, bodies, strict=True)]
+    if report.studies:
+        titled.insert(0, ("tuning", "Tuning", studies_section(report.studies)))
     sections = "\n".join(
         f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>\n{body}</section>'
-        for (name, title), body in zip(_SECTIONS, bodies, strict=True)
+        for name, title, body in titled
     )
-    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in _SECTIONS)
+    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in titled)
     style, script = _asset("report.css"), _asset("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import json
 import shlex
-import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +14,7 @@ import tyro
 from rl_training._internal.flag_help import HelpText
 from rl_training._internal.flags import parse_flags
 from rl_training.errors import ConfigError, UserError, did_you_mean
-from rl_training.terminal import one_line, printable, say, show, show_result
+from rl_training.terminal import one_line, say, show, show_result
 from rl_training.tools.zoo.jobs import Job, check_outputs, plan
 from rl_training.tools.zoo.manifest import Benchmark, Entry, benchmark_names, load_benchmark
 from rl_training.tools.zoo.names import chosen_entries, find_benchmark, train_name
@@ -29,6 +27,7 @@ from rl_training.tools.zoo.results import (
     write_results,
 )
 from rl_training.tools.zoo.run import Outcome, Runs, run_jobs
+from rl_training.tools.zoo.view import LiveLines, number, running_line
 from rl_training.trust import require_trust, trust_from_flag
 
 _HELP = """\
@@ -41,10 +40,6 @@ rl-training zoo: benchmarks of many presets and seeds.
 BENCHMARK is a benchmark ({names}), a benchmark.yaml or its folder, or
 one preset of a packaged benchmark ('rl-training presets' lists them).
 """
-_LINE_SECONDS = 10.0
-"""Seconds between progress lines if the output is not a terminal."""
-
-
 _NAMED = tyro.conf.arg(metavar="BENCHMARK")
 
 
@@ -168,7 +163,7 @@ def _listed(benchmark: Benchmark, entry: Entry, kept: Results | None) -> list[st
     if measured and not measured.is_whole:
         seeds = f"{len(measured.runs)} of {seeds}"
     name = one_line(train_name(benchmark, entry))
-    return [name, f"{entry.steps:,}", seeds, *map(_number, figures), entry.source.strip()]
+    return [name, f"{entry.steps:,}", seeds, *map(number, figures), entry.source.strip()]
 
 
 def _run(args: list[str]) -> int:
@@ -225,8 +220,8 @@ def _require_valid(options: RunArgs) -> None:
             raise UserError(f"--{name} must be at least 1; got {value}")
     if not options.scale > 0:
         raise UserError(f"--scale must be above 0; got {options.scale}")
-    for name, number in (("cpus-per-run", options.cpus_per_run), ("retries", options.retries)):
-        if number is not None and options.engine != "ray":
+    for name, given in (("cpus-per-run", options.cpus_per_run), ("retries", options.retries)):
+        if given is not None and options.engine != "ray":
             raise UserError(f"--{name} needs --engine ray")
     if options.cpus_per_run is not None and not options.cpus_per_run > 0:
         raise UserError(f"--cpus-per-run must be above 0; got {options.cpus_per_run:g}")
@@ -298,16 +293,12 @@ def _comparison(benchmark: Benchmark, results: Results) -> str:
                 _shown_name(benchmark, row.preset),
                 f"{row.steps:,}",
                 f"{len(row.runs)} of {len(row.seeds)}",
-                *map(_number, spread),
-                _number(row.expected),
+                *map(number, spread),
+                number(row.expected),
                 row.verdict(results.scale),
             ]
         )
     return f"{_table(table)}\n"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
 
 
 def _table(rows: list[list[str]]) -> str:
@@ -325,43 +316,20 @@ def _table(rows: list[list[str]]) -> str:
 
 
 class _View:
-    """Shows running jobs: updated in place on a terminal, else as lines at intervals."""
+    """Shows running and ended jobs."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._told: set[Job] = set()
-        self._next_line = 0.0
-        self._live: Any = None
-        if sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
-            self._live.start()
+        self._lines = LiveLines()
+        self.close = self._lines.close
 
     def __call__(self, running: list[tuple[Job, int, float | None]], ended: list[Outcome]) -> None:
         for outcome in ended:
             if outcome.job not in self._told:
                 self._told.add(outcome.job)
-                self._say(f"[{len(self._told)}/{self._total}] {_ending(outcome)}")
-        lines = [_running_line(*one) for one in running]
-        if self._live is not None:
-            from rich.text import Text
-
-            self._live.update(Text(printable("\n".join(lines))), refresh=True)
-        elif lines and time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _LINE_SECONDS
-            say("\n".join(f"  {line}" for line in lines))
-
-    def _say(self, line: str) -> None:
-        if self._live is not None:
-            self._live.console.print(printable(line), highlight=False, markup=False)
-        else:
-            say(line)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
+                self._lines.say(f"[{len(self._told)}/{self._total}] {_ending(outcome)}")
+        self._lines.update([running_line(*one) for one in running])
 
 
 def _ending(outcome: Outcome) -> str:
@@ -370,9 +338,4 @@ def _ending(outcome: Outcome) -> str:
         return f"{outcome.job.name}: failed at step {now.step:,}: {outcome.error}"
     if now.status != "finished":
         return f"{outcome.job.name}: stopped at step {now.step:,}"
-    return f"{outcome.job.name}: {now.step:,} steps, return {_number(now.latest_return)}"
-
-
-def _running_line(job: Job, step: int, latest: float | None) -> str:
-    share = min(1.0, step / job.steps)
-    return f"{job.name}: {step:,} of {job.steps:,} steps ({share:.0%}), return {_number(latest)}"
+    return f"{outcome.job.name}: {now.step:,} steps, return {number(now.latest_return)}"

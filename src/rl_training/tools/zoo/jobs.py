@@ -44,6 +44,7 @@ class Job:
     preset_file: Path
     seed: int
     steps: int
+    """Environment steps; updates of a preset that learns from a dataset alone."""
     folder: Path
     """Contains the run folder and the output of the run (log.txt)."""
 
@@ -224,9 +225,8 @@ def read_tail(path: Path, size: int) -> bytes:
 
 def _require_same_settings(job: Job, run_dir: Path) -> None:
     """Raise UserError if a run has other settings than its job."""
-    wanted = config_from_file(job.preset_file).with_overrides(
-        seed=job.seed, total_timesteps=job.steps
-    )
+    preset = config_from_file(job.preset_file)
+    wanted = preset.with_overrides(seed=job.seed, **{preset.total_setting: job.steps})
     there = config_from_file(run_dir / "config.yaml")
     ours, theirs = wanted.to_dict(), there.to_dict()
     differ = [key for key in ours if key not in SHOWN and ours[key] != theirs.get(key)]
@@ -249,10 +249,11 @@ def command(
     if status.run_dir is not None:
         trust = [] if trust_modules is None else ["--trust-modules", *trust_modules]
         return [*program, "resume", "--checkpoint", str(status.run_dir), *trust]
+    total = config_from_file(job.preset_file).total_setting
     flags = {
         "--config": job.preset_file,
         "--seed": job.seed,
-        "--total-timesteps": job.steps,
+        f"--{total.replace('_', '-')}": job.steps,
         "--output-dir": job.folder,
     }
     if torch_threads is not None:

@@ -6,7 +6,10 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from rl_training.errors import UserError
+from rl_training.runs import RunLock
 from rl_training.terminal import one_line
 from rl_training.tools.zoo.jobs import LOG, Job, command, job_status, read_tail
 from rl_training.tools.zoo.run import Ended
@@ -34,6 +37,15 @@ def start_process(
             start_new_session=True,
             env=env,
         )
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Return whether a process is training in a run folder."""
+    try:
+        RunLock(run_dir).release()
+    except UserError:
+        return True
+    return False
 
 
 def last_words(job: Job) -> str:
@@ -72,7 +84,10 @@ class LocalRun:
         code = self._process.poll()
         if code is None:
             return None
-        return Ended(code == 0, last_words(self.job) or f"exit code {code}")
+        reason = last_words(self.job) or f"exit code {code}"
+        if code < 0:
+            reason = f"its process was killed by signal {-code}"
+        return Ended(code == 0, reason, was_lost=code < 0)
 
     def stop(self, *, hard: bool) -> None:
         """Request a checkpoint and the end, or end the process at once."""

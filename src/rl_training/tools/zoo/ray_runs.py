@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, UserError
-from rl_training.runs import RunLock
 from rl_training.runtime.ray_workers import cause_of, connect, disconnect, module_paths
 from rl_training.terminal import one_line
 from rl_training.tools.zoo.jobs import Job, job_status
-from rl_training.tools.zoo.processes import last_words, start_process
+from rl_training.tools.zoo.processes import is_locked, last_words, start_process
 from rl_training.tools.zoo.run import Ended
 
 _POLL_SECONDS = 0.1
@@ -63,15 +62,10 @@ def _wait_until_unlocked(job: Job) -> None:
     """Wait until the process of a task that was lost has saved and ended."""
     run_dir = job_status(job).run_dir
     end = time.monotonic() + _SECONDS_TO_SAVE
-    while run_dir is not None:
-        try:
-            RunLock(run_dir).release()
-        except UserError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
-        else:
-            return
+    while run_dir is not None and is_locked(run_dir):
+        if time.monotonic() > end:
+            raise UserError(f"{run_dir} is being trained by another process")
+        time.sleep(0.5)
 
 
 def _available_cpus(ray: Any) -> float:

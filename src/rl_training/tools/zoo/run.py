@@ -83,7 +83,7 @@ def run_jobs(jobs: Sequence[Job], runs: Runs, show: Show) -> tuple[list[Outcome]
     waiting = [job for job in jobs if before[job].status != "finished"]
     running: list[Run] = []
     tries: Counter[Job] = Counter()
-    with _stop_request() as stop:
+    with stop_request() as stop:
         asked = 0
         while running or (waiting and not stop.count):
             while waiting and len(running) < runs.at_once and not stop.count:
@@ -105,7 +105,7 @@ def run_jobs(jobs: Sequence[Job], runs: Runs, show: Show) -> tuple[list[Outcome]
                     waiting.insert(0, one.job)
                 else:
                     ended.append(_outcome(one.job, end))
-            show([(one.job, *_progress(one.job)) for one in running], ended)
+            show([(one.job, *progress(one.job)) for one in running], ended)
             if running:
                 time.sleep(_POLL_SECONDS)
     return ended, stop.count > 0
@@ -121,22 +121,26 @@ def _outcome(job: Job, end: Ended) -> Outcome:
     return Outcome(job, now, f"{end.reason} (see {job.folder / LOG})")
 
 
-def _progress(job: Job) -> tuple[int, float | None]:
+def progress(job: Job) -> tuple[int, float | None]:
+    """Return the last step and the last training return of a job's newest run."""
     runs = sorted(job.folder.glob("*/metrics.jsonl"))
     return latest_row(runs[-1].parent) if runs else (0, None)
 
 
-class _Stop:
+class StopCount:
+    """Number of requests to stop."""
+
     count = 0
 
     def __call__(self, *_: Any) -> None:
+        """Count a signal."""
         self.count += 1
 
 
 @contextlib.contextmanager
-def _stop_request() -> Iterator[_Stop]:
+def stop_request() -> Iterator[StopCount]:
     """Count SIGINT and SIGTERM instead of ending the process."""
-    stop = _Stop()
+    stop = StopCount()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
