@@ -1,0 +1,1 @@
+"""Policies as folders to share: weights, config, spaces and a model card."""
