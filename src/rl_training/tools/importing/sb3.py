@@ -91,7 +91,8 @@ def _convert(options: ImportArgs) -> dict[str, Any]:
     from rl_training.sharing.portable import share_policy
     from rl_training.tools.importing.sb3_checks import compare, read_statistics
     from rl_training.tools.importing.sb3_file import read_model
-    from rl_training.tools.importing.sb3_networks import algorithm_of, networks_of
+    from rl_training.tools.importing.sb3_networks import networks_of
+    from rl_training.tools.importing.sb3_policy import algorithm_of
 
     model = read_model(options.file)
     algo = algorithm_of(model)

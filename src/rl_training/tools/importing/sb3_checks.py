@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,17 +75,19 @@ def _differences(policy: TrainedPolicy, chosen: Array, expected: Array) -> Array
     """Return the largest difference within each action, in the units of `TOLERANCE`."""
     spec = policy.action_spec
     if spec.kind != "box":
-        differ = (chosen != expected).reshape(len(expected), -1)
-        return differ.any(1).astype(float)
+        differ: Array = (chosen != expected).reshape(len(expected), -1).any(1)
+        return differ.astype(float)
     low, high = (np.asarray(bounds, float).reshape(spec.shape) for bounds in (spec.low, spec.high))
     bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
     half = np.where(bounded, np.where(bounded, high, 1) / 2 - np.where(bounded, low, -1) / 2, 1)
     unit = np.where(bounded, half, np.maximum(1, np.abs(expected)))
-    difference: Array = np.abs(chosen.astype(float) - expected.astype(float)) / unit
-    return difference.reshape(len(expected), -1).max(1)
+    difference = np.abs(chosen.astype(float) - expected.astype(float)) / unit
+    largest: Array = difference.reshape(len(expected), -1).max(1)
+    return largest
 
 
-class ObsStatistics(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ObsStatistics:
     """The statistics of observations of a ``VecNormalize``."""
 
     mean: Array

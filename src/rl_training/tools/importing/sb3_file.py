@@ -13,7 +13,7 @@ import json
 import pickletools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def read_model(path: Path) -> SavedModel:
         data = _plain(found.read("data"), path)
         weights = _weights(found.read("policy.pth"), path)
     with open_regular(path, _MAX_FILE) as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(cast("io.BufferedReader", file), "sha256").hexdigest()
     return SavedModel(path, sha256, weights, data)
 
 
@@ -92,7 +92,7 @@ def _plain(content: bytes, path: Path) -> dict[str, Any]:
 
 def _weights(content: bytes, path: Path) -> dict[str, Tensor]:
     where = f"{path}: policy.pth"
-    stream = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+    stream: Any = io.BytesIO(content)
     try:
         entries = read_directory(stream, len(content))
         _check_structure(read_small(stream, entries, "data.pkl", _MAX_STRUCTURE), where)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,17 +12,11 @@ from torch import Tensor
 from rl_training.errors import UserError
 from rl_training.stored_zip import quote
 from rl_training.tools.importing.sb3_file import SavedModel
+from rl_training.tools.importing.sb3_policy import ON_POLICY, activation_of, check_policy_kwargs
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec
 
-ON_POLICY = ("ppo", "a2c")
 _TARGETS = ("q_net_target.", "actor_target.", "critic_target.")
 """Copies of networks, which are not imported: targets become equal to the networks."""
-_ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "GELU": "gelu", "SiLU": "silu"}
-_CLASS = re.compile(r"<class '([\w.]+)'>")
-_EXTRACTORS = {
-    "stable_baselines3.common.torch_layers.NatureCNN",
-    "stable_baselines3.common.torch_layers.FlattenExtractor",
-}
 _STRIDES = (4, 2, 1)
 """Of the convolutions of a NatureCNN."""
 _IMAGE = "encoder.networks.image0"
@@ -42,37 +35,6 @@ class Networks:
     """By the names of this package; without the statistics of a normaliser."""
 
 
-def algorithm_of(model: SavedModel) -> str:
-    """Return the name of a model's algorithm here.
-
-    Raises:
-        UserError: It has no counterpart, or its policy is not one of Stable-Baselines3.
-    """
-    names, data = model.weights.keys(), model.data
-    described = data.get("policy_class")
-    module = described.get("__module__") if isinstance(described, Mapping) else None
-    if not isinstance(module, str) or not module.startswith("stable_baselines3."):
-        raise UserError(
-            f"{model.path} has a policy of {quote(str(module))}, and only those of"
-            " Stable-Baselines3 itself can be imported"
-        )
-    if data.get("use_sde") is not False:
-        raise UserError(f"{model.path} uses state-dependent exploration (use_sde)")
-    found = {
-        "sac": "actor.latent_pi.0.weight" in names or "actor.log_std.weight" in names,
-        "td3": "actor.mu.0.weight" in names,
-        "dqn": any(name.startswith("q_net.q_net.") for name in names),
-        "ppo": "action_net.weight" in names and "n_epochs" in data,
-        "a2c": "action_net.weight" in names,
-    }
-    for algo, there in found.items():
-        if there:
-            return algo
-    raise UserError(
-        f"{model.path} is of no algorithm that can be imported: PPO, A2C, DQN, SAC, TD3"
-    )
-
-
 def networks_of(
     model: SavedModel, algo: str, obs_spec: ObsSpec, action_spec: ActionSpec
 ) -> Networks:
@@ -81,7 +43,7 @@ def networks_of(
     Raises:
         UserError: They have no counterpart here.
     """
-    _check_policy_kwargs(model)
+    check_policy_kwargs(model)
     taken = _Taken(model)
     if obs_spec.is_dict:
         raise UserError("models for Dict observations (MultiInputPolicy) cannot be imported")
@@ -96,7 +58,7 @@ def networks_of(
     gamma = model.data.get("gamma")
     if isinstance(gamma, float) and 0 <= gamma <= 1:
         settings["gamma"] = gamma
-    return Networks({**settings, "activation": _activation(model, algo)}, weights)
+    return Networks({**settings, "activation": activation_of(model, algo)}, weights)
 
 
 def _actor_critic(
@@ -291,39 +253,3 @@ def _mlp(name: str, layers: Layers) -> dict[str, Tensor]:
 
 def _widths(layers: Layers) -> list[int]:
     return [len(bias) for _, bias in layers[:-1]]
-
-
-# -- settings --------------------------------------------------------------------------------------
-
-
-def _check_policy_kwargs(model: SavedModel) -> None:
-    given = model.policy_kwargs
-    if given.get("normalize_images", True) is not True:
-        raise UserError(f"{model.path} was trained with normalize_images=False")
-    extractor = given.get("features_extractor_class")
-    if extractor is None:
-        return
-    named = _CLASS.fullmatch(extractor) if isinstance(extractor, str) else None
-    usual = (
-        f"stable_baselines3.common.torch_layers.{n}" for n in ("NatureCNN", "FlattenExtractor")
-    )
-    if named is None or named[1] not in usual:
-        raise UserError(
-            f"{model.path} has the features extractor {quote(str(extractor))}, which cannot be"
-            " imported"
-        )
-
-
-def _activation(model: SavedModel, algo: str) -> str:
-    """Return the activation of a model's networks; that of its encoder is always ReLU."""
-    given = model.policy_kwargs.get("activation_fn")
-    if given is None:
-        return "tanh" if algo in ON_POLICY else "relu"
-    named = _CLASS.fullmatch(given) if isinstance(given, str) else None
-    module, _, name = named[1].rpartition(".") if named else ("", "", "")
-    if module != "torch.nn.modules.activation" or name not in _ACTIVATIONS:
-        raise UserError(
-            f"{model.path} has the activation {quote(str(given))}; those that can be imported are"
-            f" {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[name]
