@@ -35,6 +35,8 @@ def algorithm_of(model: SavedModel) -> str:
         )
     if data.get("use_sde") is not False:
         raise UserError(f"{model.path} uses state-dependent exploration (use_sde)")
+    if "cg_max_steps" in data:  # of sb3_contrib, with the policy of PPO and A2C
+        raise UserError(f"{model.path} is of TRPO, which cannot be imported")
     found = {
         "sac": "actor.latent_pi.0.weight" in names or "actor.log_std.weight" in names,
         "td3": "actor.mu.0.weight" in names,
