@@ -78,8 +78,9 @@ def fetch(repository: str, folder: Path, revision: str | None = None) -> str:
     from huggingface_hub import HfApi
 
     require_free(folder)
+    api = HfApi()
     with _explained(f"{repository} was not downloaded"):
-        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+        info = api.model_info(repository, revision=revision, files_metadata=True)
     sizes = {one.rfilename: one.size for one in info.siblings or ()}
     if missing := set(FILES) - {CARD} - set(sizes):
         raise UserError(
@@ -93,7 +94,10 @@ def fetch(repository: str, folder: Path, revision: str | None = None) -> str:
             if name in sizes:
                 _require_size(repository, name, sizes[name])
                 with _explained(f"{repository} was not downloaded"):
-                    _download(repository, name, commit, temporary)
+                    found = api.hf_hub_download(
+                        repository, name, revision=commit, local_dir=temporary / _CLIENTS_FILES
+                    )
+                Path(found).rename(temporary / name)
         shutil.rmtree(temporary / _CLIENTS_FILES)
         with open_shared(temporary / WEIGHTS) as shared:
             shared.with_weights()  # raises where they are damaged
@@ -105,13 +109,6 @@ def fetch(repository: str, folder: Path, revision: str | None = None) -> str:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return commit
-
-
-def _download(repository: str, name: str, commit: str, folder: Path) -> None:
-    from huggingface_hub import hf_hub_download
-
-    found = hf_hub_download(repository, name, revision=commit, local_dir=folder / _CLIENTS_FILES)
-    Path(found).rename(folder / name)
 
 
 def _require_size(repository: str, name: str, size: Any) -> None:

@@ -91,7 +91,10 @@ def share(args: list[str]) -> int:
         try:
             result["address"] = hub.push(options.out, options.push, private=options.private)
         except UserError as error:
-            raise UserError(f"{error}. The folder is complete") from error
+            raise UserError(
+                f"{error}. The folder is complete: 'hf upload {options.push} {options.out}' uploads"
+                " it later"
+            ) from error
         show(f"uploaded to {one_line(result['address'])}\n")
     if options.json:
         show(json.dumps(result) + "\n")
