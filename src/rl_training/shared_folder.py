@@ -107,7 +107,8 @@ def open_shared(path: Path) -> Iterator[SharedPolicy]:
         header = read_header(file, os.fstat(file.fileno()).st_size)
         state = {
             "config": {key: value for key, value in config.items() if key != "format"},
-            **{key: about[key] for key in ("custom_env", "obs_spec", "action_spec")},
+            **{key: about[key] for key in ("custom_env", "obs_spec")},
+            "action_spec": _actions(about["action_spec"]),
         }
         digest = _digest(config_text, spaces_text)
         yield SharedPolicy(path, digest, state, header.tensors, file, header, about["model_sha256"])
@@ -156,12 +157,24 @@ def _as_json(value: Any) -> Any:
 
 
 def _plain_actions(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an action spec without infinite numbers, which JSON does not have."""
+    """Return an action spec with infinite bounds as texts, since JSON has no such numbers."""
     bounds = {
         name: [bound if math.isfinite(bound) else str(bound) for bound in spec[name]]
         for name in ("low", "high")
     }
     return {**spec, **bounds}
+
+
+def _actions(plain: Any) -> Any:
+    """Return an action spec with infinite bounds as numbers; other values are checked later."""
+    if not isinstance(plain, dict):
+        return plain
+    bounds = {
+        name: [float(one) if one in ("inf", "-inf") else one for one in plain[name]]
+        for name in ("low", "high")
+        if isinstance(plain.get(name), list)
+    }
+    return {**plain, **bounds}
 
 
 def _digest(config: str, spaces: str) -> str:
