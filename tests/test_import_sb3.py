@@ -175,6 +175,15 @@ def test_the_deviation_of_sac_is_imported(tmp_path: Path) -> None:
     torch.testing.assert_close(params, torch.cat([mean, log_std], 1))
 
 
+def test_a_model_of_ddpg_becomes_one_of_td3_with_one_critic(tmp_path: Path) -> None:
+    model = sb3.DDPG("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [8]}, buffer_size=9)
+    model.save(tmp_path / "model.zip")
+    expected = reference(tmp_path, model, "Pendulum-v1")
+    assert convert(tmp_path / "model.zip", "Pendulum-v1", expected, tmp_path / "o") == 0
+    config = load_policy(tmp_path / "o").config
+    assert (config.algo, config.algo_kwargs.num_critics) == ("td3", 1)
+
+
 def test_an_imported_policy_is_evaluated_and_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

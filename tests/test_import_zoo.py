@@ -216,6 +216,11 @@ def test_what_is_named(algo: str, entry: dict[str, Any], named: str) -> None:
     assert set(translate(entry, algo, "CartPole-v1").missing) == {named}
 
 
+def test_a_file_of_another_algorithm_is_noticed() -> None:
+    found = translate({"gae_lambda": 0.9, "n_epochs": 5}, "dqn", "CartPole-v1")
+    assert set(found.missing) == {"gae_lambda", "n_epochs"}
+
+
 def test_wrappers_and_frames() -> None:
     entry = {
         "env_wrapper": [{"gymnasium.wrappers.rescale_action.RescaleAction": {"min_action": 0}}],

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from rl_training.config import algo_config_type
 from rl_training.errors import ConfigError
 from rl_training.tools.importing.literals import parse_literal
 from rl_training.tools.importing.zoo_defaults import DEFAULTS
@@ -88,11 +89,9 @@ class _Translation:
         self._knobs |= networks.knobs
         self._missing |= networks.missing
         self._notes += networks.notes
-        for name in _SAME:
-            if name in self._left:
-                self._knobs[name] = self._take(name)
-        for name, ours in _RENAMED.items():
-            if name in self._left:
+        known = {field.name for field in dataclasses.fields(algo_config_type(self._algo))}
+        for name, ours in {**dict(zip(_SAME, _SAME, strict=True)), **_RENAMED}.items():
+            if name in self._left and ours in known:
                 self._knobs[ours] = self._take(name)
         for name, value in self._left.items():
             is_unset = value is None or value is False or value == [] or value == {}
