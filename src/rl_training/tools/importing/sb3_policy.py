@@ -61,10 +61,7 @@ def check_policy_kwargs(model: SavedModel) -> None:
     if extractor is None:
         return
     named = _CLASS.fullmatch(extractor) if isinstance(extractor, str) else None
-    usual = (
-        f"stable_baselines3.common.torch_layers.{n}" for n in ("NatureCNN", "FlattenExtractor")
-    )
-    if named is None or named[1] not in usual:
+    if named is None or named[1] not in _EXTRACTORS:
         raise UserError(
             f"{model.path} has the features extractor {quote(str(extractor))}, which cannot be"
             " imported"
