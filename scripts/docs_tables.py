@@ -196,6 +196,8 @@ def tasks() -> list[list[str]]:
         task = re.sub(r"-v\d+$", "", config.env_id)
         if any(wrapper.path.endswith(":HideVelocities") for wrapper in config.wrappers):
             task += ", velocities hidden"
+        if config.lag:
+            task += f", lag {config.lag}"
         cells = rows.setdefault(task, {})
         if config.algo in cells:
             raise ValueError(f"docs: two results of {config.algo} on {task}")

@@ -23,6 +23,7 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
     "ppo": {"num_steps": 64},
     "dqn": {"learning_starts": 64, "batch_size": 32, "train_freq": 4, "buffer_size": 300},
 }
+QUICK_KNOBS["ippo"] = QUICK_KNOBS["mappo"] = {"num_steps": 32}
 QUICK_KNOBS["a2c"] = {"num_steps": 16}
 QUICK_KNOBS["impala"] = {"num_steps": 32, "num_minibatches": 2}
 QUICK_KNOBS["appo"] = {"num_steps": 64}
@@ -81,8 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.full)
 
 
-ONLINE = [name for name, entry in ALGORITHMS.items() if not entry.offline]
-"""Algorithms that step environments, and only so."""
+ONLINE = [n for n, entry in ALGORITHMS.items() if not (entry.offline or entry.multi_agent)]
+"""Algorithms that step environments of one agent, and only so."""
 
 
 def takes_discrete(algo: str) -> bool:
@@ -92,6 +93,8 @@ def takes_discrete(algo: str) -> bool:
 
 def any_env(algo: str) -> str:
     """A real environment that an algorithm can be trained on."""
+    if ALGORITHMS[algo].multi_agent:
+        return "pettingzoo:mpe2/simple_spread_v3"
     return "CartPole-v1" if takes_discrete(algo) else "Pendulum-v1"
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from atari_runs import QUICK_ATARI
-from conftest import ONLINE, QUICK_KNOBS, MakeConfig
+from conftest import QUICK_KNOBS, MakeConfig
 from rl_training import cli
 from rl_training.config import TrainConfig
 from rl_training.errors import UserError
@@ -127,7 +127,7 @@ def test_every_algorithm_can_be_measured(
     assert min(reply.rates) > 0
     shares = reply.shares
     parts = {"update", "logging"}
-    if algo in ONLINE:
+    if not ALGORITHMS[algo].offline:
         parts |= {"environment", "inference", "storing"}
     assert {part for part, share in shares.items() if share > 0} == parts
     assert 0.8 < sum(shares.values()) <= 1.0

@@ -18,7 +18,7 @@ from gymnasium.wrappers import TimeLimit
 from conftest import MakeConfig
 from rl_training import cli
 from rl_training import eval as eval_module
-from rl_training.envs import VectorAdapter, make_env, make_vector_env
+from rl_training.envs import PlainAdapter, VectorAdapter, make_env, make_vector_env
 from rl_training.envs.given import GivenEnvironment
 from rl_training.envs.time_limits import has_time_limit
 from rl_training.errors import ConfigError, EnvironmentFailure, WorkerError
@@ -356,7 +356,7 @@ class Endless(Small):
         return obs, reward, False, False, info
 
 
-def evaluated(env: VectorAdapter) -> tuple[int, str]:
+def evaluated(env: PlainAdapter) -> tuple[int, str]:
     """Length of an episode with the first action alone, and the warning."""
     with pytest.warns(UserWarning, match="did not end within") as caught:
         result = evaluate_actor(Idle(), env, num_episodes=1, seed=3)  # type: ignore[arg-type]

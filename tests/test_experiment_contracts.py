@@ -37,28 +37,20 @@ MATRIX = ActionSpec("box", (2, 3), "float64", low=(-5.0,) * 6, high=(0.0,) * 6)
 MULTI_DISCRETE = ActionSpec("multi_discrete", (2,), "int64", nvec=(2, 3), start=(0, 0))
 MULTI_BINARY = ActionSpec("multi_binary", (3,), "int8")
 
+TEAM = ObsSpec({**DICT.leaves, "state": ArraySpec((7,), "float32")})
+
 SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
-    "ppo": [
-        (VECTOR, DISCRETE),
-        (VECTOR, BOX),
-        (VECTOR, MULTI_DISCRETE),
-        (VECTOR, MULTI_BINARY),
-        (DICT, DISCRETE),
-    ],
-    "recurrent_ppo": [
-        (VECTOR, DISCRETE),
-        (VECTOR, BOX),
-        (VECTOR, MULTI_DISCRETE),
-        (VECTOR, MULTI_BINARY),
-        (DICT, DISCRETE),
-    ],
-    "a2c": [
-        (VECTOR, DISCRETE),
-        (VECTOR, BOX),
-        (VECTOR, MULTI_DISCRETE),
-        (VECTOR, MULTI_BINARY),
-        (DICT, DISCRETE),
-    ],
+    **{
+        algo: [
+            (VECTOR, DISCRETE),
+            (VECTOR, BOX),
+            (VECTOR, MULTI_DISCRETE),
+            (VECTOR, MULTI_BINARY),
+            (DICT, DISCRETE),
+        ]
+        for algo in ("ppo", "recurrent_ppo", "a2c", "impala", "appo", "ippo")
+    },
+    "mappo": [(TEAM, DISCRETE)],
     "ppg": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "drqn": [(VECTOR, DISCRETE)],

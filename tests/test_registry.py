@@ -167,7 +167,10 @@ def test_an_image_with_actions_that_nothing_takes_both_of_names_nobody() -> None
 
 def test_the_family_shares_its_settings() -> None:
     families = [algo for algo in ALGORITHMS if issubclass(config_type(algo), OnPolicyConfig)]
-    assert set(families) == {"ppo", "a2c", "recurrent_ppo", "ppg", "impala", "appo"}
+    assert set(families) == {"ppo", "a2c", "recurrent_ppo", "ppg", "impala", "appo"} | {
+        "ippo",
+        "mappo",
+    }
     for algo in ALGORITHMS:  # a learning-rate schedule and an optimizer are settings of every one
         names = {"lr_schedule", "lr_warmup_fraction", "optimizer", "weight_decay"}
         assert names <= set(config_type(algo).__dataclass_fields__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_training.envs import EnvFn, VectorAdapter, make_vector_env
+from rl_training.envs import EnvFn, PlainAdapter, make_vector_env, plain_adapter
 from rl_training.envs.factory import has_single_env
 from rl_training.errors import ConfigError, EnvironmentFailure, Paused, WorkerError
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, StopRequest, never
@@ -62,7 +62,7 @@ def make_eval_env(
     spaces: tuple[ObsSpec, ActionSpec] | None = None,
     first_index: int = 0,
     shard: int = 0,
-) -> VectorAdapter:
+) -> PlainAdapter:
     """Return environments for evaluation, separate from those of training.
 
     Those of a shard have indices from ``first_index`` on. Raises `ConfigError` where their spaces
@@ -78,7 +78,7 @@ def make_eval_env(
     count = eval_envs_for(num_episodes)
     with _failures_in_evaluation():
         vector = make_vector_env(config, count, env_fn=env_fn, first_index=first_index)
-        env = VectorAdapter(vector, config.seed, first_index=first_index, shard=shard)
+        env = plain_adapter(vector, config.seed, first_index, shard)
     if spaces is not None:
         try:
             require_same_spaces(env, *spaces)
@@ -93,7 +93,7 @@ def eval_envs_for(num_episodes: int) -> int:
     return min(num_episodes, _MAX_EVAL_ENVS)
 
 
-def require_same_spaces(env: VectorAdapter, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
+def require_same_spaces(env: PlainAdapter, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
     """Raise `ConfigError` unless environments have the spaces that a policy was trained on."""
     pairs: tuple[tuple[str, ObsSpec | ActionSpec, ObsSpec | ActionSpec], ...] = (
         ("observations", obs_spec, env.obs_spec),
@@ -152,7 +152,7 @@ def episodes_of_each(num_episodes: int, num_envs: int) -> list[int]:
 @_failures_in_evaluation()
 def evaluate_actor(
     actor: Actor,
-    env: VectorAdapter,
+    env: PlainAdapter,
     *,
     num_episodes: int,
     seed: int,
@@ -169,8 +169,8 @@ def evaluate_actor(
         raise Paused
     if max_steps is None:
         max_steps = MAX_EPISODE_STEPS if env.has_time_limit else MAX_STEPS_WITHOUT_LIMIT
-    quota = episodes_of_each(num_episodes, env.num_envs)
-    finished: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
+    quota = episodes_of_each(num_episodes, env.num_episodes)
+    finished: list[list[tuple[float, int]]] = [[] for _ in range(env.num_episodes)]
     obs = env.reseed(seed)
     actor.reset(np.ones(env.num_envs, bool))
     progress = Progress(1, 1)
@@ -195,10 +195,10 @@ def evaluate_actor(
 
 
 def _cut_long_episodes(
-    env: VectorAdapter, finished: list[list[tuple[float, int]]], quota: list[int], max_steps: int
+    env: PlainAdapter, finished: list[list[tuple[float, int]]], quota: list[int], max_steps: int
 ) -> None:
     """Count episodes of ``max_steps`` or more as they are now, and play no more in their places."""
-    lengths, returns = env.episode_lengths, env.episode_returns
+    lengths, returns = env.episodes_so_far()
     for i in np.flatnonzero(lengths >= max_steps):
         if len(finished[i]) < quota[i]:
             finished[i].append((float(returns[i]), int(lengths[i])))

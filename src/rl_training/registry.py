@@ -67,6 +67,8 @@ class Entry(NamedTuple):
     """Whether it can learn from environments that it steps."""
     offline: bool = False
     """Whether it can learn from a dataset alone."""
+    multi_agent: bool = False
+    """Whether it trains several agents; its config then has ``agent_id`` and ``uses_state``."""
     prior_data: bool = False
     """Whether a part of every batch may come from a dataset while it steps environments."""
     class_name: str = ""
@@ -196,6 +198,28 @@ ALGORITHMS = Registry(
             engines=_ANY_ENGINE,
             lags=(0, 1, ASYNC),
             title="PPO with V-trace",
+        ),
+        "ippo": Entry(
+            "rl_training.algorithms.ippo:IPPOConfig",
+            "rl_training.runtime.ippo_trainer:SPEC",
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            engines=("local", TORCHRUN),
+            multi_agent=True,
+            title="PPO for several agents",
+        ),
+        "mappo": Entry(
+            "rl_training.algorithms.mappo:MAPPOConfig",
+            "rl_training.runtime.mappo_trainer:SPEC",
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            engines=("local", TORCHRUN),
+            multi_agent=True,
+            title="PPO for agents with a central critic",
         ),
         "dqn": Entry(
             "rl_training.algorithms.dqn:DQNConfig",
@@ -396,6 +420,13 @@ def check_settings(
 
 def check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
     """Refuse observations, actions or masks that an algorithm does not support."""
+    from rl_training.types import specs_of_groups
+
+    for one in specs_of_groups(obs_spec, action_spec).values():
+        _check_spaces(name, *one)
+
+
+def _check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None:
     entry = find_entry(name)
     action = action_spec.described
 

@@ -15,7 +15,9 @@ from rl_training.runtime.cql_trainer import train_cql
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.drqn_trainer import train_drqn
 from rl_training.runtime.impala_trainer import train_impala
+from rl_training.runtime.ippo_trainer import train_ippo
 from rl_training.runtime.iql_trainer import train_iql
+from rl_training.runtime.mappo_trainer import train_mappo
 from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.rebrac_trainer import train_rebrac
@@ -33,7 +35,9 @@ __all__ = [
     "DQN",
     "DRQN",
     "IMPALA",
+    "IPPO",
     "IQL",
+    "MAPPO",
     "PPG",
     "PPO",
     "SAC",
@@ -49,7 +53,9 @@ __all__ = [
     "train_dqn",
     "train_drqn",
     "train_impala",
+    "train_ippo",
     "train_iql",
+    "train_mappo",
     "train_ppg",
     "train_ppo",
     "train_rebrac",
@@ -108,10 +114,22 @@ class IMPALA(ManagedAlgorithm):
     algo = "impala"
 
 
+class IPPO(ManagedAlgorithm):
+    """PPO for several agents: ``IPPO(TrainConfig(algo="ippo", ...)).learn()``."""
+
+    algo = "ippo"
+
+
 class IQL(ManagedAlgorithm):
     """Implicit Q-learning: ``IQL(TrainConfig(algo="iql", ...)).learn()``."""
 
     algo = "iql"
+
+
+class MAPPO(ManagedAlgorithm):
+    """PPO for agents with a central critic: ``MAPPO(TrainConfig(algo="mappo", ...)).learn()``."""
+
+    algo = "mappo"
 
 
 class PPG(ManagedAlgorithm):

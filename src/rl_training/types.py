@@ -107,6 +107,8 @@ class VectorStep(NamedTuple):
     valid: Array
     """False on a reset-only row: its action was ignored; it is not learnt from or counted."""
     episodes: tuple[Episode, ...]
+    waiting: Array | None = None
+    """Rows whose agent does not act in the next step, because it is another's turn."""
 
     @property
     def cut(self) -> Array:
@@ -126,6 +128,19 @@ class EnvInfo(NamedTuple):
     """Number of stacked images in an observation; 1: not stacked."""
     has_invalid_rows: bool = False
     """Whether rows may be reset-only (``valid`` False)."""
+    has_turns: bool = False
+    """Whether agents of an environment act one after another (`VectorStep.waiting`)."""
+    agents: Mapping[str, tuple[str, ...]] = {}
+    """Agents by the group that shares a policy, each a row of every environment; empty: one agent,
+    without a name."""
+    log_info: tuple[str, ...] = ()
+    """Keys of the last info of an episode that are always logged."""
+
+    @property
+    def rows_per_env(self) -> int:
+        """Rows of one environment."""
+        return sum(map(len, self.agents.values())) or 1
+
     device: str = "cpu"
     """Device on which the experience is produced."""
 
@@ -351,6 +366,8 @@ class ObsSpec:
         """Return the spec of :meth:`to_plain` values; raise ValueError for other values."""
         if not isinstance(plain, Mapping) or not all(isinstance(name, str) for name in plain):
             raise ValueError("an observation is described by the names of its arrays")
+        if (groups := _plain_groups(plain)) is not None:
+            return GroupedObsSpec.of({k: ObsSpec.from_plain(one) for k, one in groups.items()})
         spec = ObsSpec({name: ArraySpec.from_plain(leaf) for name, leaf in plain.items()})
         if not spec.encoded or (not spec.is_dict and len(spec.leaves) > 1):
             raise ValueError(f"{list(spec.leaves)} are not the arrays of an observation")
@@ -386,7 +403,7 @@ class ActionSpec:
     its actions are clipped and mapped linearly to the bounds.
     """
 
-    kind: Literal["discrete", "box", "multi_discrete", "multi_binary"]
+    kind: Literal["discrete", "box", "multi_discrete", "multi_binary", "grouped"]
     shape: tuple[int, ...]
     dtype: str
     nvec: tuple[int, ...] = ()
@@ -470,6 +487,8 @@ class ActionSpec:
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> ActionSpec:
         """Return the spec of :meth:`to_plain` values; raise ValueError for other values."""
+        if (groups := _plain_groups(plain)) is not None:
+            return GroupedActionSpec.of({k: ActionSpec.from_plain(v) for k, v in groups.items()})
         kind, dtype, shape = plain["kind"], plain["dtype"], _counts(plain["shape"])
         if kind not in ("discrete", "box", "multi_discrete", "multi_binary"):
             raise ValueError(f"unknown kind of actions {kind!r}")
@@ -485,6 +504,75 @@ class ActionSpec:
         if tuple(map(len, (nvec, start, low, high))) != sizes or 0 in nvec:
             raise ValueError(f"the choices or bounds of {kind} actions do not match {shape}")
         return ActionSpec(kind, shape, dtype, nvec, start, low, high)
+
+
+def _plain_groups(plain: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what a grouped spec's `to_plain` holds; None for the spec of a single policy."""
+    groups = plain.get("groups")
+    if len(plain) != 1 or not isinstance(groups, Mapping):
+        return None
+    if not groups or not all(isinstance(one, Mapping) for one in groups.values()):
+        raise ValueError("the groups of agents have no specs")
+    return groups
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedObsSpec(ObsSpec):
+    """Observations of several groups of agents, each with a policy of its own.
+
+    ``leaves`` are those of all groups, named ``GROUP/NAME``.
+    """
+
+    groups: Mapping[str, ObsSpec] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(groups: Mapping[str, ObsSpec]) -> GroupedObsSpec:
+        """Return the spec of these groups."""
+        leaves = {
+            f"{group}/{name}": leaf
+            for group, spec in groups.items()
+            for name, leaf in spec.leaves.items()
+        }
+        return GroupedObsSpec(leaves, groups)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
+        return {"groups": {name: spec.to_plain() for name, spec in self.groups.items()}}
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedActionSpec(ActionSpec):
+    """Actions of several groups of agents, each with a policy of its own."""
+
+    groups: Mapping[str, ActionSpec] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(groups: Mapping[str, ActionSpec]) -> GroupedActionSpec:
+        """Return the spec of these groups."""
+        return GroupedActionSpec("grouped", (), "float64", groups=groups)
+
+    @property
+    def described(self) -> str:
+        """The kinds of spaces as text."""
+        each = (f"{name}: {spec.described}" for name, spec in self.groups.items())
+        return ", ".join(each)
+
+    def to_env(self, action: Any) -> Any:
+        """Return the environment's actions of each group, for the policy's by group."""
+        return {name: spec.to_env(action[name]) for name, spec in self.groups.items()}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
+        return {"groups": {name: spec.to_plain() for name, spec in self.groups.items()}}
+
+
+def specs_of_groups(
+    obs_spec: ObsSpec, action_spec: ActionSpec
+) -> dict[str, tuple[ObsSpec, ActionSpec]]:
+    """Return the specs of each group of agents; of a single policy, under the name ``""``."""
+    if isinstance(obs_spec, GroupedObsSpec) and isinstance(action_spec, GroupedActionSpec):
+        return {k: (spec, action_spec.groups[k]) for k, spec in obs_spec.groups.items()}
+    return {"": (obs_spec, action_spec)}
 
 
 def _counts(value: Any) -> tuple[int, ...]:

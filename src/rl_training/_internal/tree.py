@@ -1,4 +1,4 @@
-"""The one helper for observations, which are an array (or tensor) or a dict of them."""
+"""Helpers for observations: an array (or tensor), a dict of them, or dicts by group of agents."""
 
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ U = TypeVar("U")
 def tree_map(function: Callable[..., U], tree: T | dict[str, T], *others: Any) -> U | dict[str, U]:
     """Apply ``function`` to each leaf of ``tree`` (and to the same leaf of ``others``)."""
     if isinstance(tree, dict):
-        return {key: function(leaf, *(o[key] for o in others)) for key, leaf in tree.items()}
+        return cast(
+            "dict[str, U]",
+            {
+                key: tree_map(function, leaf, *(o[key] for o in others))
+                if isinstance(leaf, dict)
+                else function(leaf, *(o[key] for o in others))
+                for key, leaf in tree.items()
+            },
+        )
     return function(tree, *others)
 
 
 def tree_leaves(tree: T | dict[str, T]) -> list[T]:
     """The leaves, in the order of the keys."""
-    return list(tree.values()) if isinstance(tree, dict) else [tree]
+    if not isinstance(tree, dict):
+        return [tree]
+    leaves: list[T] = []
+    for leaf in tree.values():
+        leaves += tree_leaves(leaf)
+    return leaves
 
 
 def tree_stack(stack: Callable[[list[Any]], U], trees: Sequence[Any]) -> U | dict[str, U]:

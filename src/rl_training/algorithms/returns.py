@@ -84,6 +84,91 @@ def gae(
 
 
 @torch.no_grad()
+def gae_of_turns(
+    rewards: Tensor,
+    values: Tensor,
+    dones: Tensor,
+    bootstrap: Tensor,
+    last_value: Tensor,
+    acted: Tensor,
+    waiting: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gae` where agents act one after another, each in a column of its own.
+
+    The transition of an action lasts until the agent's next turn: its reward is the sum of what the
+    agent receives until then, without discount, and it ends the episode if one of these steps does.
+    The last transition of an agent that waits for its turn (``waiting``) is not complete: it is not
+    learnt from, and the one before it is followed by the value of its observation.
+
+    Args:
+        rewards: (T, N).
+        values: (T, N), of meaning where the agent acted.
+        dones: (T, N).
+        bootstrap: (T, N).
+        last_value: (N,).
+        acted: (T, N), bool: whether the agent acted in this step.
+        waiting: (N,), bool: whether the agent does not act in the step after the last one, although
+            its episode goes on.
+        gamma: the discount.
+        gae_lambda: lambda.
+
+    Returns:
+        Advantages and returns, both (T, N) and 0 where an agent did not act, and which steps are
+        learnt from, (T, N).
+
+    Raises:
+        ValueError: shapes do not match.
+    """
+    _check_shapes(
+        last_value, rewards=rewards, values=values, dones=dones, bootstrap=bootstrap, acted=acted
+    )
+    count = acted.sum(0)
+    turn = acted.cumsum(0) - 1  # the turn that a step belongs to; -1: one of the rollout before
+    place = turn.clamp(min=0)
+
+    def packed(steps: Tensor, where: Tensor) -> Tensor:
+        """The sum of the steps of each turn, turns from the top, with one row more."""
+        sums = steps.new_zeros((len(steps) + 1, steps.shape[1]))
+        return sums.scatter_add_(0, place, steps.where(where, steps.new_zeros(())))
+
+    ends_before = dones.cumsum(0) - dones
+    since = ends_before - packed(ends_before, acted).gather(0, place)
+    belongs = (turn >= 0) & (since == 0)  # an episode may begin before the agent's first turn
+    reward, bootstraps = packed(rewards, belongs), packed(bootstrap, belongs)
+    done = packed(dones.to(values.dtype), belongs).clamp(max=1)
+    value = packed(values, acted)
+
+    column = torch.arange(acted.shape[1], device=acted.device)
+    last = (count - 1).clamp(min=0)
+    is_open = waiting & (count > 0) & (done[last, column] == 0)
+    end = torch.where(is_open, last, count)  # where the complete transitions of a column end
+    following = torch.where(is_open, value[last, column], last_value)
+    # A row whose advantage is 0 and whose value is that after the last complete transition.
+    value[end, column] = reward[end, column] = following
+    done[end, column] = 1
+    bootstraps[end, column] = 0
+    advantage, ret = gae(
+        reward,
+        value,
+        done,
+        bootstraps,
+        torch.zeros_like(last_value),
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+    )
+    learnt = acted & (turn < end)
+    nothing = values.new_zeros(())
+    return (
+        advantage.gather(0, place).where(learnt, nothing),
+        ret.gather(0, place).where(learnt, nothing),
+        learnt,
+    )
+
+
+@torch.no_grad()
 def n_step_returns(
     rewards: Tensor,
     values: Tensor,

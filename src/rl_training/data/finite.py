@@ -94,12 +94,13 @@ def non_finite_error(
     first_row: int,
     first_step: int,
     first_env: int = 0,
+    agents: Sequence[str] = (),
 ) -> NonFiniteError:
     """Return the error for fields of which at least one is not finite.
 
     The fields cover the last rows of ``episodes``; their first row is ``first_row`` vector steps
     after global step ``first_step``. ``first_env`` is the index in the run of the first
-    environment.
+    environment. Of several agents, each environment has a row for each of ``agents``.
     """
     row, part, env, field = _first(fields, rows_are_missing=first_row > 0)
     at = row + len(episodes.valid) - _num_rows(fields)
@@ -119,7 +120,9 @@ def non_finite_error(
     place = f"{when} of its episode: {shown}, at global step {first_step}"
     if first_row + row:
         place += f" plus {first_row + row} steps of every environment"
-    index = first_env + env
+    index = f"{first_env + env}"
+    if agents:
+        index = f"{first_env + env // len(agents)}, agent {agents[env % len(agents)]},"
     if part != ACTION:
         return NonFiniteError(f"environment {index} returned a non-finite {name} {place}")
     missing = ", or an earlier value that is no longer stored was not finite" if first_row else ""

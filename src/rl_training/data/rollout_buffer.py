@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training._internal.tree import tree_leaves, tree_map, tree_stack
-from rl_training.algorithms.returns import gae
+from rl_training.algorithms.returns import gae, gae_of_turns
 from rl_training.data.rollout_state import RolloutState, host_copy, row_slots
 from rl_training.types import Array, Obs, VectorStep
 
@@ -23,7 +23,9 @@ class RolloutBuffer(RolloutState):
 
     ``dones[t]`` is 1 where the episode ended with the action at t; ``bootstrap[t]`` is the value
     of the true final observation where the episode was truncated there, else 0; ``valid[t]`` is
-    False on a reset-only row. With ``masked``, minibatches contain ``valid`` as ``mask``.
+    False on a reset-only row. With ``masked``, minibatches contain ``valid`` as ``mask``. With
+    ``turns`` agents act one after another: a row that is not ``valid`` may receive a reward or the
+    end of its episode, and belongs to the transition of the row's last valid step (`gae_of_turns`).
     On an accelerator, rewards, ends and actions are collected on the host and copied to the device
     when the rollout is complete; observations were already copied there for the actor.
     """
@@ -39,10 +41,12 @@ class RolloutBuffer(RolloutState):
         action_dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         masked: bool = False,
+        turns: bool = False,
     ) -> None:
         self.num_steps = num_steps
         self.num_envs = num_envs
         self.masked = masked
+        self.turns = turns
         self.device = torch.device(device)
 
         def grid(shape: Shape = (), dtype: torch.dtype = torch.float32) -> Tensor:
@@ -67,6 +71,10 @@ class RolloutBuffer(RolloutState):
         self.valid = torch.ones_like(self.rewards, dtype=torch.bool)
         self.advantages = grid()
         self.returns = grid()
+        self.learnt = self.valid
+        """Rows that are learnt from: ``valid`` ones whose transition is complete."""
+        self.waiting = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        """Rows that do not act after the last step, because it is another agent's turn."""
         self.next_obs: TensorObs = tree_map(lambda leaf: torch.zeros_like(leaf[0]), self.obs)
         self.position = 0
         self.recorded: frozenset[str] = frozenset()
@@ -120,6 +128,8 @@ class RolloutBuffer(RolloutState):
         self.position = t + 1
         if self.position == self.num_steps:
             self._send_steps()
+            if step.waiting is not None:
+                self.waiting.copy_(torch.from_numpy(step.waiting))
             tree_map(lambda slot, leaf: slot.copy_(torch.from_numpy(leaf)), self.next_obs, step.obs)
 
     def truncated_observations(self) -> tuple[Tensor, TensorObs] | None:
@@ -161,10 +171,25 @@ class RolloutBuffer(RolloutState):
     def compute_returns_and_advantages(
         self, *, last_value: Tensor, gamma: float, gae_lambda: float
     ) -> None:
-        """Fill ``advantages`` and ``returns`` by `gae`.
+        """Fill ``advantages`` and ``returns`` by `gae`, or by `gae_of_turns`.
 
         ``last_value`` is the value of the observation after the last step.
         """
+        if self.turns:
+            advantages, returns, self.learnt = gae_of_turns(
+                self.rewards,
+                self.values,
+                self.dones,
+                self.bootstrap,
+                last_value.reshape(-1).to(self.values),
+                self.valid,
+                self.waiting,
+                gamma=gamma,
+                gae_lambda=gae_lambda,
+            )
+            self.advantages.copy_(advantages)
+            self.returns.copy_(returns)
+            return
         gae(
             self.rewards,
             self.values,
@@ -188,7 +213,7 @@ class RolloutBuffer(RolloutState):
             "returns": self.returns.flatten(),
         }
         if self.masked:
-            batch["mask"] = self.valid.flatten().to(self.rewards.dtype)
+            batch["mask"] = self.learnt.flatten().to(self.rewards.dtype)
         return batch
 
     def iter_minibatches(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +22,8 @@ class RolloutState:
     num_envs: int
     first_env: int = 0
     """Index in the run of the first of these environments, for errors."""
+    agents: Sequence[str] = ()
+    """Of several agents: those of each environment, a row for each."""
     masked: bool
     position: int
     recorded: frozenset[str]
@@ -30,6 +32,8 @@ class RolloutState:
     logprobs: Tensor
     values: Tensor
     valid: Tensor
+    turns: bool
+    waiting: Tensor
     device: torch.device
     _obs_slots: Any
     _sent: list[Tensor]
@@ -77,6 +81,8 @@ class RolloutState:
         }
         if count == self.num_steps:
             state["next_obs"] = self.next_obs
+            if self.turns:
+                state["waiting"] = self.waiting
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,6 +120,8 @@ class RolloutState:
         if count == self.num_steps:
             self._send_steps()
             tree_map(lambda slot, leaf: slot.copy_(leaf), self.next_obs, state["next_obs"])
+            if self.turns:
+                self.waiting.copy_(state["waiting"])
 
     def truncate(self, obs: Obs, actor_state: Mapping[str, Any]) -> Array:
         """Truncate every running episode after the last stored step; return their environments.
@@ -144,7 +152,12 @@ class RolloutState:
             episodes = finite.Episodes(dones > 0, valid, before, episode_lengths, self.masked)
             fields = [*self._observed_fields(), *host]
             raise finite.non_finite_error(
-                fields, episodes, first_row=0, first_step=first_step, first_env=self.first_env
+                fields,
+                episodes,
+                first_row=0,
+                first_step=first_step,
+                first_env=self.first_env,
+                agents=self.agents,
             )
         self._lengths_before = episode_lengths
 

@@ -76,9 +76,13 @@ class VectorAdapter:
         return self._lengths.copy()
 
     @property
-    def episode_returns(self) -> Array:
-        """Rewards so far of each environment's current episode, summed."""
-        return self._returns.copy()
+    def num_episodes(self) -> int:
+        """Number of episodes at a time: one per environment."""
+        return self.num_envs
+
+    def episodes_so_far(self) -> tuple[Array, Array]:
+        """Return the length and the summed rewards of each environment's current episode."""
+        return self._lengths.copy(), self._returns.copy()
 
     def reset(self) -> Obs:
         """Begin the first episode of every environment."""
@@ -106,6 +110,10 @@ class VectorAdapter:
     def step(self, action: Array) -> VectorStep:
         """Step with policy actions (see `ActionSpec`); resets happen underneath."""
         return self._digest(*self.env.step(self.action_spec.to_env(action)))
+
+    def step_with(self, actions: Array) -> VectorStep:
+        """Step with actions as the environments take them."""
+        return self._digest(*self.env.step(actions))
 
     def send(self, action: Array) -> None:
         """Begin a step of an environment that can be waited for (`NativeAtari`)."""

@@ -26,10 +26,12 @@ from rl_training.envs.given import GivenEnvironment, claim, release
 from rl_training.envs.ids import find_spec, needs_extra
 from rl_training.envs.native_atari import NativeAtari
 from rl_training.envs.sync import FastSyncVectorEnv
+from rl_training.envs.team_env import TeamEnv, TeamOptions, is_pettingzoo, is_team_spec
 from rl_training.envs.time_limits import limit_advice, limit_metadata
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvironmentFailure, UserError
 from rl_training.plugins import named_class
+from rl_training.registry import ALGORITHMS, find_entry
 
 if TYPE_CHECKING:
     from rl_training.config import AtariConfig, TrainConfig
@@ -58,6 +60,8 @@ class EnvRecipe:
     algo: str
     atari: AtariConfig | None = None
     max_recorded_steps: int | None = None
+    team: TeamOptions | None = None
+    """Of an algorithm for several agents: what their rows contain."""
 
     @staticmethod
     def from_config(config: TrainConfig[Any], env_fn: EnvFn | None = None) -> EnvRecipe:
@@ -73,9 +77,15 @@ class EnvRecipe:
             if not isinstance(source, EnvSpec):
                 raise ConfigError("preprocessing: atari goes with an env_id, not with 'env_fn'")
             check_atari(source, config.env_kwargs, native=config.vectorization == "native")
+        team = None
+        if find_entry(config.algo).multi_agent:
+            knobs = config.algo_kwargs
+            team = TeamOptions(knobs.agent_id, knobs.uses_state, knobs.policies, knobs.groups)
+        if isinstance(source, EnvSpec) and (is_team_spec(source) != (team is not None)):
+            raise _wrong_number_of_agents(source.id, config.algo)
         limit = config.max_recorded_steps
         return EnvRecipe(
-            source, config.env_kwargs, wrappers, config.seed, config.algo, atari, limit
+            source, config.env_kwargs, wrappers, config.seed, config.algo, atari, limit, team
         )
 
     def make(self, index: int) -> gym.Env[Any, Any]:
@@ -112,15 +122,18 @@ class EnvRecipe:
         return checks.name_of_function(self.source)
 
     def _make_wrapped(self) -> gym.Env[Any, Any]:
+        env: gym.Env[Any, Any]
         if isinstance(self.source, EnvSpec) and "game" in self.source.kwargs:
             silence_greeting()
         if not isinstance(self.source, EnvSpec):
-            env = self.source()
+            env = self._from_function()
             if not isinstance(env, gym.Env):
                 raise ConfigError(
                     f"'env_fn' must return a gymnasium.Env; got {checks.described(env)}"
                 )
             claim(env)
+        elif self.team is not None:
+            env = _gym_make(self.source, {**self.env_kwargs, "options": self.team})
         elif self.atari is None:
             env = _gym_make(self.source, self.env_kwargs)
         else:
@@ -137,6 +150,13 @@ class EnvRecipe:
             raise
         return env
 
+    def _from_function(self) -> Any:
+        """Return what the user's function makes, a team's as one environment."""
+        env: Any = self.source()  # type: ignore[operator]
+        if is_pettingzoo(env) != (self.team is not None):
+            raise _wrong_number_of_agents(checks.described(env), self.algo)
+        return env if self.team is None else TeamEnv(env, self.team)
+
     def make_native(self, count: int, first_index: int = 0) -> VectorEnv[Any, Any, Any]:
         """Make the environment's own vector."""
         if not isinstance(self.source, EnvSpec):
@@ -150,6 +170,19 @@ class EnvRecipe:
                 " it is there with preprocessing: atari"
             )
         return _native(self.source, self.env_kwargs, count)
+
+
+def _wrong_number_of_agents(name: str, algo: str) -> ConfigError:
+    """The error for an algorithm of one agent with several, or the other way round."""
+    several = find_entry(algo).multi_agent
+    names = [one for one, entry in ALGORITHMS.items() if entry.multi_agent != several]
+    if several:
+        return ConfigError(
+            f"{algo} trains several agents, and {name} has one: give an id such as"
+            " pettingzoo:mpe2/simple_spread_v3, or an env_fn that returns a PettingZoo environment;"
+            f" or use {', '.join(names[:2])} or another algorithm for one agent"
+        )
+    return ConfigError(f"{algo} trains one agent, and {name} has several: use {' or '.join(names)}")
 
 
 def check_env_fn(env_fn: Any, env_kwargs: Mapping[str, Any]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from rl_training._internal.tree import tree_stack
 from rl_training.envs.adapter import VectorAdapter
 from rl_training.envs.factory import EnvFn, make_vector_env
+from rl_training.envs.team_adapter import TeamAdapter
+from rl_training.envs.team_env import team_of
 from rl_training.types import Array, Episode, Obs, VectorStep
 
 if TYPE_CHECKING:
@@ -98,19 +101,32 @@ def _rows_of(obs: Obs, rows: slice) -> Obs:
     return {key: leaf[rows] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[rows]
 
 
-Adapter: TypeAlias = VectorAdapter | HalvedAdapter
+PlainAdapter: TypeAlias = VectorAdapter | TeamAdapter
+Adapter: TypeAlias = PlainAdapter | HalvedAdapter
 """What trainers step."""
+
+
+def plain_adapter(
+    env: VectorEnv[Any, Any, Any], seed: int, first_index: int = 0, shard: int = 0
+) -> PlainAdapter:
+    """Return the adapter of a vector: one row per environment, or per environment and agent."""
+    kind = VectorAdapter if team_of(env.metadata) is None else TeamAdapter
+    return kind(env, seed, first_index=first_index, shard=shard)
 
 
 def make_adapter(config: TrainConfig[Any], env_fn: EnvFn | None = None, shard: int = 0) -> Adapter:
     """The environments that a shard trains on, in halves where a config asks for overlap."""
     count = config.num_envs // config.shards
 
-    def make(size: int, start: int) -> VectorAdapter:
-        env = make_vector_env(config, size, env_fn=env_fn, first_index=start)
-        return VectorAdapter(env, config.seed, first_index=start, shard=shard)
+    def make(size: int, start: int) -> VectorEnv[Any, Any, Any]:
+        return make_vector_env(config, size, env_fn=env_fn, first_index=start)
 
     if not config.overlap:
-        return make(count, shard * count)
-    first, second = (make(count // 2, shard * count + start) for start in (0, count // 2))
+        start = shard * count
+        return plain_adapter(make(count, start), config.seed, start, shard)
+    starts = [shard * count + start for start in (0, count // 2)]
+    first, second = (
+        VectorAdapter(make(count // 2, start), config.seed, first_index=start, shard=shard)
+        for start in starts
+    )
     return HalvedAdapter((first, second))

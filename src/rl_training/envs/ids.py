@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from rl_training.envs.team_env import PREFIX, team_spec
 from rl_training.errors import ConfigError, is_one_mistake
 from rl_training.plugins import import_named
 
@@ -40,6 +41,8 @@ def find_spec(env_id: str) -> EnvSpec:
     meant, for an id that is not registered.
     """
     module, _, name = env_id.rpartition(":")
+    if module == PREFIX:
+        return team_spec(name)
     before = set(gym.registry)
     if module:
         import_named(module, "env_id")

@@ -106,7 +106,7 @@ class _Chooser:
 
     def __call__(self, obs: Any, noise: Any) -> Array:
         """Return the actions that ``noise`` selects; without noise the most likely ones."""
-        if self._numpy is not None and not isinstance(obs, dict):
+        if self._numpy is not None:
             return self._numpy(obs, noise)
         tensors: Any = tree_map(torch.as_tensor, obs)
         if self._moves_inputs:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rl_training.communicator import Communicator
-from rl_training.envs import VectorAdapter
+from rl_training.envs import PlainAdapter
 from rl_training.errors import Paused, RankFailure
 from rl_training.eval import EvalResult, episodes_of_each, eval_envs_for, evaluate_actor
 from rl_training.runtime.episode_info import EpisodeInfo, means_of_sums
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.actors import Actor
     from rl_training.runtime.trainer import Trainer
 
-MakeEvalEnv = Callable[[int, int, int], VectorAdapter]
+MakeEvalEnv = Callable[[int, int, int], PlainAdapter]
 """Makes environments for so many episodes, given the index of the first one and the shard."""
 
 
@@ -38,7 +38,7 @@ class Evaluator:
         self._make_env = make_env
         self._communicator = communicator
         self._shares = episodes_of_each(episodes, communicator.shards)
-        self._envs: dict[int, VectorAdapter] = {}
+        self._envs: dict[int, PlainAdapter] = {}
 
     def open(self) -> None:
         """Make the environments of the local shards, unless they exist."""
@@ -67,13 +67,13 @@ class Evaluator:
         self, trainer: Trainer, shard: int, deterministic: bool, stop: StopRequest
     ) -> list[Any]:
         config, share = trainer.config, self._shares[shard]
-        info = EpisodeInfo(config.log_info, quota=[])
+        keys = trainer.log_info
+        info = EpisodeInfo(keys, quota=[])
         if not share:
             return [(), (), info.sums()]
         env, step = self._envs[shard], trainer.global_step
-        if config.log_info:
-            quota = episodes_of_each(share, env.num_envs)
-            info = EpisodeInfo(config.log_info, quota=quota)
+        if keys:
+            info = EpisodeInfo(keys, quota=episodes_of_each(share, env.num_episodes))
             env.watch_episodes(info.add)
         result = evaluate_actor(
             _actor_of(trainer, shard, deterministic),
@@ -132,7 +132,7 @@ class Evaluations:
             trainer.activity = ""
             module.train(was_training)
         self._close_workers(evaluator)
-        return result, means_of_sums("eval", trainer.config.log_info, sums)
+        return result, means_of_sums("eval", trainer.log_info, sums)
 
     def close(self) -> None:
         """Close all environments."""

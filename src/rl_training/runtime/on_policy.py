@@ -14,7 +14,7 @@ from rl_training.errors import Paused
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.sharded_source import first_env, shard_sources
 from rl_training.runtime.trainer import Iteration, Setup, Trainer
-from rl_training.types import Progress, StopRequest, never
+from rl_training.types import EnvInfo, Progress, StopRequest, never
 
 _SLOW_LEARNING = 0.3
 """Seconds from which a learning phase can be stopped by a signal before its end."""
@@ -52,10 +52,15 @@ class OnPolicyTrainer(Trainer):
         return self.make_buffer_of(RolloutBuffer, setup)
 
     def make_buffer_of(
-        self, kind: Callable[..., RolloutBuffer], setup: Setup, **kwargs: Any
+        self,
+        kind: Callable[..., RolloutBuffer],
+        setup: Setup,
+        *,
+        info: EnvInfo | None = None,
+        **kwargs: Any,
     ) -> RolloutBuffer:
-        """Return a buffer of some kind, in the shapes of this run."""
-        info = setup.source.info
+        """Return a buffer of some kind, in the shapes of this run, or of ``info``."""
+        info = setup.source.info if info is None else info
         obs, action = info.obs_spec, info.action_spec
         dtypes = {key: getattr(torch, leaf.dtype) for key, leaf in obs.leaves.items()}
         return kind(
@@ -67,6 +72,7 @@ class OnPolicyTrainer(Trainer):
             action_dtype=getattr(torch, action.policy_dtype),
             device=setup.device,
             masked=info.has_invalid_rows,
+            **({"turns": True} if info.has_turns else {}),
             **kwargs,
         )
 

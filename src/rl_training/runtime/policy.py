@@ -93,8 +93,11 @@ class TrainedPolicy:
         return action
 
     def _as_batch(self, obs: Any) -> tuple[Obs, bool]:
+        return self.batch_of(self.obs_spec, obs)
+
+    @staticmethod
+    def batch_of(spec: ObsSpec, obs: Any) -> tuple[Obs, bool]:
         """Return an observation as a batch, and whether it was a single observation."""
-        spec = self.obs_spec
         _check_structure(obs, [spec.path(name) for name in spec.leaves])
         parts = {
             name: _leaf_batch(part, spec.leaves[name].given_shape, name or "observation")

@@ -73,8 +73,8 @@ class Reporter:
         self.paused_at_end = False
         """Whether a signal paused what followed the last iteration."""
         self._write: Callable[[Mapping[str, float]], None] = self._log
-        if trainer.config.log_info:
-            _watched(trainer, "log_info").watch_info(trainer.config.log_info)
+        if trainer.log_info:
+            _watched(trainer, "log_info").watch_info(trainer.log_info)
 
     @property
     def _trainer(self) -> Trainer:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_training._internal.tree import tree_map, tree_stack
 from rl_training.algorithms.moments import Moments
-from rl_training.envs import Adapter, HalvedAdapter, VectorAdapter
+from rl_training.envs import Adapter, HalvedAdapter, TeamAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.episode_info import WINDOW, EpisodeInfo
@@ -268,8 +268,15 @@ class OverlappedSource(LocalSource):
 
 def env_info(env: Adapter) -> EnvInfo:
     """Return what a learner may know of environments."""
+    rows: dict[str, Any] = {}
+    if isinstance(env, TeamAdapter):
+        rows = {
+            "has_turns": env.has_turns,
+            "agents": {one.name: one.agents for one in env.layout.groups},
+            "log_info": env.log_info,
+        }
     return EnvInfo(
-        env.obs_spec, env.action_spec, env.num_envs, env.frame_stack, env.has_invalid_rows
+        env.obs_spec, env.action_spec, env.num_envs, env.frame_stack, env.has_invalid_rows, **rows
     )
 
 
@@ -289,6 +296,8 @@ def _vectors(env: Adapter) -> list[tuple[int, VectorAdapter]]:
     """The vectors that an adapter steps, each with the index of its first environment."""
     if isinstance(env, VectorAdapter):
         return [(0, env)]
+    if isinstance(env, TeamAdapter):
+        return [(0, env.teams)]
     return [(rows.start, half) for half, rows in zip(env.halves, env.rows, strict=True)]
 
 

@@ -241,7 +241,9 @@ def require_plausible_run(config: TrainConfig[Any], training: Mapping[str, Any])
     for source in sources:
         obs = source.get("obs")
         for leaf in [] if obs is None else tree_leaves(obs):
-            if len(leaf) != config.num_envs // config.shards:
+            rows = config.num_envs // config.shards
+            several = find_entry(config.algo).multi_agent  # a row for each agent
+            if len(leaf) % rows if several else len(leaf) != rows:
                 held = f"observations of {len(leaf) * config.shards:,}"
                 raise _contradicted("num_envs", config.num_envs, held)
     rollout = config.num_envs * getattr(knobs, "num_steps", 0)

@@ -116,6 +116,11 @@ class Trainer(ABC):
         return self.stopping.signal
 
     @property
+    def log_info(self) -> tuple[str, ...]:
+        """Keys of the last info of an episode that are logged."""
+        return tuple(dict.fromkeys((*self.config.log_info, *self.source.info.log_info)))
+
+    @property
     def algorithm(self) -> Any:
         """The learner, an instance of the algorithm's own class."""
         return self.learner

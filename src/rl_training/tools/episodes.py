@@ -16,6 +16,9 @@ import numpy as np
 
 from rl_training._internal.tree import tree_map
 from rl_training.checkpointing import find_checkpoint
+from rl_training.envs import TeamAdapter
+from rl_training.envs.team_env import team_of
+from rl_training.envs.team_layout import TeamLayout
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import make_eval_env
 from rl_training.registry import find_entry
@@ -93,6 +96,37 @@ class PolicyPlayer:
         return self._policy.action_spec.to_env(action)[0]
 
 
+class TeamPlayer:
+    """A trained policy that acts for every agent of a team, as in evaluation."""
+
+    def __init__(
+        self, policy: TrainedPolicy, layout: TeamLayout, *, deterministic: bool | None, seed: int
+    ) -> None:
+        self._actor = policy.evaluation_actor(deterministic, seed)
+        self._policy = policy
+        self._layout = layout
+
+    def begin(self) -> None:
+        """Reset the recurrent states."""
+        self._actor.reset(np.ones(len(self._layout.agents), bool))
+
+    def act(self, obs: Any) -> Any:
+        """Return the actions of all agents, given the vector of a `TeamEnv`."""
+        rows = self._layout.rows(np.asarray(obs)[None]).obs
+        action, _ = self._actor.act(rows, Progress(1, 1))
+        return self._layout.joined_actions(action, 1)[0]
+
+
+def policy_player(
+    policy: TrainedPolicy, env: gym.Env[Any, Any], *, deterministic: bool | None, seed: int
+) -> Player:
+    """Return the player for an environment of `evaluation_envs`."""
+    layout = team_of(env.metadata)
+    if layout is None:
+        return PolicyPlayer(policy, deterministic=deterministic, seed=seed)
+    return TeamPlayer(policy, layout, deterministic=deterministic, seed=seed)
+
+
 class RandomPlayer:
     """Samples actions that the action space and an action mask allow."""
 
@@ -147,7 +181,8 @@ def evaluation_envs(policy: TrainedPolicy, count: int, mode: RenderMode) -> list
     )
     try:
         spaces = (policy.obs_spec, policy.action_spec)
-        vector: Any = make_eval_env(shown, count, spaces=spaces).env
+        made = make_eval_env(shown, count, spaces=spaces)
+        vector: Any = made.teams.env if isinstance(made, TeamAdapter) else made.env
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         if hint := _opengl_hint(error):  # MuJoCo looks for OpenGL when it is imported
             raise UserError(f"{config.env_id} cannot be created{hint}") from error

@@ -164,7 +164,7 @@ def _watch(options: PlayArgs, ended: list[_Ended]) -> None:
         seed = stream_seed(given, "evaluation")
         env: Any = episodes.evaluation_envs(policy, 1, "human")[0]
         env.reseed(seed)
-        player = episodes.PolicyPlayer(policy, deterministic=options.deterministic, seed=seed)
+        player = episodes.policy_player(policy, env, deterministic=options.deterministic, seed=seed)
     else:
         _require_env(str(options.env_id))
         _require_display()

@@ -86,7 +86,6 @@ def main(args: list[str]) -> int:
     )
     seed_given = policy.config.seed if options.seed is None else options.seed
     seed = stream_seed(seed_given, "evaluation")
-    player = episodes.PolicyPlayer(policy, deterministic=options.deterministic, seed=seed)
     output = options.output or _default_output(options, step)
     with contextlib.ExitStack() as stack:
         stack.enter_context(episodes.sdl_without_display())
@@ -94,6 +93,9 @@ def main(args: list[str]) -> int:
         for env in envs:
             stack.callback(_close, env)
             env.reseed(seed)
+        player = episodes.policy_player(
+            policy, envs[0], deterministic=options.deterministic, seed=seed
+        )
         fps = options.fps or episodes.natural_fps(policy.config, envs[0])
         add = stack.enter_context(open_video(output, fps))
         finished, frames, said = 0, 0, time.monotonic()

@@ -20,7 +20,7 @@ from rl_training.datasets.writing import Recorded
 from rl_training.envs.action_masks import ActionMaskObservation
 from rl_training.envs.adapter import VectorAdapter
 from rl_training.envs.ids import find_spec
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import make_eval_env
 from rl_training.runs import versions
 from rl_training.runtime.stored import (
@@ -91,6 +91,8 @@ def evaluation_env(run: LoadedRun) -> Iterator[VectorAdapter]:
     config = run.played.with_overrides(vectorization="sync", overlap=False)
     adapter = make_eval_env(config, 1, spaces=(run.obs_spec, run.action_spec))
     try:
+        if not isinstance(adapter, VectorAdapter):
+            raise ConfigError(f"{adapter.name} has several agents: datasets are of one agent")
         yield adapter
     finally:
         adapter.close()

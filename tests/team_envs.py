@@ -1,0 +1,157 @@
+"""Environments of several agents whose every number is known beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+from rl_training.types import Array
+
+DIES = {"a": 2, "b": 5, "c": 9}
+"""The step after which the episode of each agent of `Mortals` ends."""
+LENGTH = 7
+"""The step at which the team of `Mortals` is truncated, those that live."""
+APPEARS = 3
+"""The step after which agent c of `Mortals` is there."""
+
+
+class SoloCartPole(ParallelEnv):  # type: ignore[misc]
+    """CartPole as an environment of one agent."""
+
+    metadata = {"name": "solo"}
+    possible_agents = ["pole"]
+
+    def __init__(self) -> None:
+        self._env = gym.make("CartPole-v1")
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._env.observation_space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._env.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = ["pole"]
+        obs, info = self._env.reset(seed=seed)
+        return {"pole": obs}, {"pole": info}
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = self._env.step(actions["pole"])
+        if terminated or truncated:
+            self.agents = []
+        each = [{"pole": value} for value in (obs, reward, terminated, truncated, info)]
+        return tuple(each)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class Mortals(ParallelEnv):  # type: ignore[misc]
+    """Observes (agent, step). Agent i receives 10 i + step; agents die, and one appears late."""
+
+    metadata = {"name": "mortals"}
+    possible_agents = ["a", "b", "c"]
+
+    def __init__(self, masks: bool = False) -> None:
+        self.agents: list[str] = []
+        self.count = 0
+        self.seen_actions: list[dict[str, int]] = []
+        self._masks = masks
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 100, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def _obs(self, agents: Any) -> dict[str, Array]:
+        index = self.possible_agents.index
+        return {agent: np.array([index(agent), self.count], np.float32) for agent in agents}
+
+    def _infos(self, agents: Any) -> dict[str, Any]:
+        if not self._masks:
+            return {agent: {} for agent in agents}
+        # The action that counts the step is illegal.
+        return {agent: {"action_mask": np.arange(3) != self.count % 3} for agent in agents}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.count = ["a", "b"], 0
+        return self._obs(self.agents), self._infos(self.agents)
+
+    def step(self, actions: Any) -> Any:
+        assert set(actions) == set(self.agents)
+        if self._masks:
+            assert all(action != self.count % 3 for action in actions.values())
+        self.seen_actions.append(dict(actions))
+        self.count += 1
+        living = self.agents
+        rewards = {one: 10.0 * self.possible_agents.index(one) + self.count for one in living}
+        terminated = {one: self.count == DIES[one] for one in living}
+        truncated = dict.fromkeys(living, self.count == LENGTH)
+        self.agents = [one for one in living if not (terminated[one] or truncated[one])]
+        if self.count == APPEARS:
+            self.agents = [*self.agents, "c"]
+        seen = dict.fromkeys([*living, *self.agents])
+        return self._obs(seen), rewards, terminated, truncated, self._infos(seen)
+
+    def state(self) -> Array:
+        return np.array([self.count, len(self.agents), 0.5, 7.0], np.float32)
+
+
+class Duel(AECEnv):  # type: ignore[misc]
+    """Two agents take turns and observe (agent, turn).
+
+    The one that acts receives 1 and the other -0.25. An episode of ``length`` turns is terminated,
+    or truncated if ``cut``.
+    """
+
+    metadata = {"name": "duel", "is_parallelizable": False}
+    possible_agents = ["x", "y"]
+
+    def __init__(self, length: int = 5, cut: bool = False) -> None:
+        self.length, self.cut = length, cut
+        self.turn = 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Dict(
+            {
+                "observation": spaces.Box(0, 100, (2,), np.float32),
+                "action_mask": spaces.Box(0, 1, (2,), np.int8),
+            }
+        )
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def observe(self, agent: str) -> Any:
+        seen = np.array([self.possible_agents.index(agent), self.turn], np.float32)
+        mask = np.array([1, 1] if agent == self.agent_selection else [0, 0], np.int8)
+        return {"observation": seen, "action_mask": mask}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents = list(self.possible_agents)
+        self.turn = 0
+        self.agent_selection = "x"
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        other = "y" if agent == "x" else "x"
+        self.turn += 1
+        self.rewards = {agent: 1.0, other: -0.25}
+        if self.turn == self.length:
+            ends = self.truncations if self.cut else self.terminations
+            ends.update(dict.fromkeys(self.agents, True))
+        self.agent_selection = other
