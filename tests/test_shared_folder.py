@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from conftest import MakeConfig
-from rl_training import PPO, SAC, cli, evaluate_checkpoint, load_policy, shared_folder
+from rl_training import IPPO, PPO, SAC, cli, evaluate_checkpoint, load_policy, shared_folder
 from rl_training.api.made import managed_class
 from rl_training.checkpointing import find_checkpoint, load_checkpoint, save_checkpoint
 from rl_training.errors import CheckpointError, ConfigError, UserError
@@ -87,6 +87,20 @@ def test_policies_of_every_algorithm_are_loaded_as_they_were(
         there = loaded.policy.algorithm.state_dict()["target"]
         assert targets == ["target"]
         assert torch.equal(there["net.weights.0"], expected["critics.net.weights.0"])
+
+
+def test_groups_of_agents_are_shared(tmp_path: Path) -> None:
+    pytest.importorskip("mpe2")
+    model = IPPO(
+        "pettingzoo:mpe2/simple_adversary_v3", policies="separate", hidden_sizes=[4],
+        num_envs=2, num_steps=16, progress=False, eval_episodes=1,
+    )  # fmt: skip
+    model.learn(32, run_dir=None)
+    expected = model.evaluate(2).returns
+    assert len(model.env_info.action_spec.to_plain()["groups"]) > 1
+    loaded = IPPO.load(model.share(tmp_path / "policy", num_episodes=2))
+    assert loaded.evaluate(2).returns == expected
+    assert "agent" in (tmp_path / "policy" / CARD).read_text()
 
 
 def test_a_run_is_shared_by_command(

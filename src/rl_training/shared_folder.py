@@ -108,7 +108,7 @@ def open_shared(path: Path) -> Iterator[SharedPolicy]:
         state = {
             "config": {key: value for key, value in config.items() if key != "format"},
             **{key: about[key] for key in ("custom_env", "obs_spec")},
-            "action_spec": _actions(about["action_spec"]),
+            "action_spec": _text_as_infinite(about["action_spec"]),
         }
         digest = _digest(config_text, spaces_text)
         yield SharedPolicy(path, digest, state, header.tensors, file, header, about["model_sha256"])
@@ -156,25 +156,22 @@ def _as_json(value: Any) -> Any:
         return None
 
 
-def _plain_actions(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an action spec with infinite bounds as texts, since JSON has no such numbers."""
-    bounds = {
-        name: [bound if math.isfinite(bound) else str(bound) for bound in spec[name]]
-        for name in ("low", "high")
-    }
-    return {**spec, **bounds}
+def _infinite_as_text(value: Any) -> Any:
+    """Return plain values with infinite numbers as texts, since JSON has no such numbers."""
+    if isinstance(value, Mapping):
+        return {key: _infinite_as_text(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_infinite_as_text(item) for item in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
-def _actions(plain: Any) -> Any:
-    """Return an action spec with infinite bounds as numbers; other values are checked later."""
-    if not isinstance(plain, dict):
-        return plain
-    bounds = {
-        name: [float(one) if one in ("inf", "-inf") else one for one in plain[name]]
-        for name in ("low", "high")
-        if isinstance(plain.get(name), list)
-    }
-    return {**plain, **bounds}
+def _text_as_infinite(value: Any) -> Any:
+    """Undo `_infinite_as_text`; what is read is checked later."""
+    if isinstance(value, dict):
+        return {key: _text_as_infinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_text_as_infinite(item) for item in value]
+    return float(value) if value in ("inf", "-inf") else value
 
 
 def _digest(config: str, spaces: str) -> str:
@@ -220,7 +217,7 @@ def write_shared(
         "format": FORMAT,
         **{name: config.get(name) for name in _OF_ENVIRONMENT},
         **spaces,
-        "action_spec": _plain_actions(spaces["action_spec"]),
+        "action_spec": _infinite_as_text(spaces["action_spec"]),
         "model_sha256": sha256,
     }
     spaces_text = json.dumps(about, indent=2) + "\n"
