@@ -32,6 +32,7 @@ WITHOUT_A_LIST = {
     "rl_training.tools.doctor",
     "rl_training.tools.dataset",
     "rl_training.tools.tune",
+    "rl_training.tools.importing",
     "rl_training.tools.zoo",
 }
 

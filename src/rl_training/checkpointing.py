@@ -17,6 +17,7 @@ from torch import Tensor
 from rl_training.archive import ArchiveError, check_storable, read_archive
 from rl_training.errors import CheckpointError, StorageError
 from rl_training.runs import sync_folder, write_durably
+from rl_training.shared_folder import WEIGHTS
 from rl_training.trust import remember_own
 
 FORMAT = 1
@@ -194,9 +195,12 @@ def _is_of_run(path: Path) -> bool:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint file of a path: the file itself, or the last one of a run folder."""
+    """Return the checkpoint file of a path: the file itself, or that of a folder.
+
+    Of a run folder it is the last one, of a shared folder its file of weights.
+    """
     if path.is_dir():
-        for candidate in (path / "checkpoints" / "last.pt", path / "last.pt"):
+        for candidate in (path / "checkpoints" / "last.pt", path / "last.pt", path / WEIGHTS):
             if candidate.is_file():
                 return candidate
         raise CheckpointError(

@@ -49,11 +49,15 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training play ENV | RUN            show an environment on the screen
   rl-training dataset list | info | make | from-replay | delete
                                         datasets of recorded episodes, for offline learning
+  rl-training share RUN --out FOLDER    write a policy as a folder to share, on Hugging Face or not
+  rl-training fetch USER/REPO           download a shared policy from Hugging Face
+  rl-training import-sb3 FILE           convert a model of Stable-Baselines3
+  rl-training import-zoo FILE           convert hyperparameters of RL Baselines3 Zoo
   rl-training check-env ENV             check an environment of your own before training
   rl-training doctor                    show what is installed; with --config, where the time goes
 
-RUN is a run folder or a checkpoint file. 'rl-training COMMAND --help' lists every flag; with --json
-the last line of the output is a JSON object.
+RUN is a run folder, a checkpoint file or a shared folder. 'rl-training COMMAND --help' lists every
+flag; with --json the last line of the output is a JSON object.
 """
 
 
@@ -168,6 +172,10 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "presets": "rl_training.tools.presets:main",
     "check-env": "rl_training.tools.check_env:main",
     "dataset": "rl_training.tools.dataset.command:main",
+    "share": "rl_training.tools.share:share",
+    "fetch": "rl_training.tools.share:fetch",
+    "import-sb3": "rl_training.tools.importing.sb3:main",
+    "import-zoo": "rl_training.tools.importing.rl_zoo:main",
 }
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.terminal import one_line
 
 Trust: TypeAlias = bool | Sequence[str]
 """True: import whatever a file names; a list: modules at or below these."""
@@ -90,8 +91,8 @@ def require_trust(settings: Any, trust: Trust, where: object, digest: str | None
     refused = [one for one in foreign_names(settings) if not _within(one.module, allowed)]
     if not refused or (digest is not None and is_own(digest)):
         return
-    listed = ", ".join(f"{one.path} ({one.setting})" for one in refused)
-    prefixes = " ".join(sorted({one.module.partition(".")[0] for one in refused}))
+    listed = one_line(", ".join(f"{one.path} ({one.setting})" for one in refused))
+    prefixes = one_line(" ".join(sorted({one.module.partition(".")[0] for one in refused})))
     raise CheckpointError(
         f"{where} names code that would be imported and run: {listed}. Nothing of it was imported,"
         " because this file was not written here by you, or was changed since. If you trust it,"

@@ -19,6 +19,8 @@ from rl_training.checkpointing import (
     find_checkpoint,
     read_checkpoint,
     save_checkpoint,
+    state_digest,
+    to_storable,
 )
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvFn, make_vector_env, plain_adapter
@@ -42,6 +44,9 @@ from rl_training.runtime.setup import ExperimentManager
 from rl_training.runtime.stored import IN_MEMORY, load_stored
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.workflows import policy_from_state
+from rl_training.shared_folder import require_free
+from rl_training.sharing.card import Played
+from rl_training.sharing.portable import origin_of, share_policy
 from rl_training.trust import Trust
 from rl_training.types import EnvInfo
 
@@ -418,6 +423,35 @@ class ManagedAlgorithm:
             without_env=reason_without(state, make),
             origin=origin_of(state, self._digest),
         )
+    def share(
+        self,
+        folder: str | Path,
+        *,
+        num_episodes: int = 20,
+        seed: int | None = None,
+        env_fn: EnvFn | None = None,
+    ) -> Path:
+        """Write the policy as a folder to share, with a model card; return the folder.
+
+        It holds weights (safetensors), config and spaces, in the layout of Hugging Face, and is
+        loaded and started from like a saved file. The folder must be missing or empty.
+        ``num_episodes`` are played first, and their returns are in the card; 0: none.
+        """
+        target: Path = coerce(folder, Path, "folder")
+        require_free(target)
+        num_episodes = coerce(num_episodes, int, "num_episodes")
+        require(num_episodes >= 0, "num_episodes", "zero or more", num_episodes)
+        self._current_policy()
+        if self._state is None:
+            raise CheckpointError("there is nothing to share yet")
+        played = None
+        if num_episodes:
+            result = self.evaluate(num_episodes, seed=seed, env_fn=env_fn)
+            used = self.config.seed if seed is None else seed
+            played = Played(result, self.config.eval_deterministic, used)
+        digest = state_digest(to_storable(self._state))
+        origin = origin_of(self._checkpoint, self._state, digest)
+        return share_policy(target, self._state, origin, played)
 
     @classmethod
     def load(
@@ -429,7 +463,7 @@ class ManagedAlgorithm:
         trust: Trust = False,
         **unknown: Never,
     ) -> Self:
-        """Return a trained object from a saved file, a checkpoint or a run folder.
+        """Return a trained object from a saved file, a checkpoint, a run folder or a shared one.
 
         ``device``: device of the networks; unset: as in training. ``trust``: modules that may be
         imported if the file names them (a list of module names, or True for all); unset: only those

@@ -14,7 +14,8 @@ from rl_training.algorithms.moments import Moments
 from rl_training.communicator import ALONE, Communicator
 from rl_training.types import Array
 
-_EPSILON = 1e-8
+EPSILON = 1e-8
+"""Added to variances before the square root."""
 
 
 class RunningNorm(nn.Module):
@@ -63,7 +64,7 @@ class RunningNorm(nn.Module):
         for buffer, value in zip((self.count, self.mean, self.m2), merged, strict=True):
             buffer.copy_(value)
         self.shift.copy_(self.mean)
-        self.scale.copy_(torch.rsqrt(self.m2 / self.count + _EPSILON))
+        self.scale.copy_(torch.rsqrt(self.m2 / self.count + EPSILON))
 
 
 def _moments_of_rows(rows: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class RewardNormalizer:
             return (
                 reward  # unchanged: the check for NaNs then names the environment of the first one
             )
-        scale = np.sqrt(moments.variance() + _EPSILON)
+        scale = np.sqrt(moments.variance() + EPSILON)
         normalized: Array = np.clip(reward / scale, -self.clip, self.clip)
         return normalized
 

@@ -16,6 +16,7 @@ from rl_training._internal.coerce import require
 from rl_training._internal.tree import tree_leaves
 from rl_training.checkpointing import Stored, read_checkpoint
 from rl_training.communicator import saved_shards
+from rl_training.communicator import ALONE, saved_shards
 from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.errors import (
     CheckpointError,
@@ -27,8 +28,10 @@ from rl_training.errors import (
     UserError,
     WorkerError,
 )
-from rl_training.registry import find_entry
-from rl_training.trust import Trust, require_trust
+from rl_training.registry import TORCHRUN, check_spaces, find_entry, get_spec
+from rl_training.shared_folder import CONFIG, SharedPolicy, is_shared, open_shared
+from rl_training.stored_zip import quote
+from rl_training.trust import Trust, foreign_names, require_trust
 from rl_training.types import ActionSpec, ObsSpec
 
 IN_MEMORY = Path("a model in memory")
@@ -52,6 +55,18 @@ def load_stored(path: Path, *, trust: Trust = False) -> Stored:
     _require_policy(path, state)
     require_trust(state["config"], trust, path, stored.digest)
     _upgrade(state)
+    """Read a checkpoint's state and its digest, as `load_state` does."""
+    if is_shared(path):
+        with open_shared(path) as shared:
+            require_trust(shared.state["config"], trust, path.parent, shared.digest)
+            _require_shapes(shared)
+            stored = Stored(shared.digest, shared.with_weights())
+        _require_policy(path, stored.state)
+        return stored
+    stored = read_checkpoint(path)
+    _require_policy(path, stored.state)
+    require_trust(stored.state["config"], trust, path, stored.digest)
+    _upgrade(stored.state)
     return stored
 
 
@@ -67,9 +82,43 @@ def _upgrade(state: dict[str, Any]) -> None:
 
 def load_model_weights(path: Path) -> dict[str, Any]:
     """Read a checkpoint's state to use only its weights: nothing that it names is imported."""
-    state = read_checkpoint(path).state
+    if is_shared(path):
+        with open_shared(path) as shared:
+            if not foreign_names(shared.state["config"]):  # else making the networks would import
+                _require_shapes(shared)
+            state = shared.with_weights()
+    else:
+        state = read_checkpoint(path).state
     _require_policy(path, state)
     return state
+
+
+def _require_shapes(shared: SharedPolicy) -> None:
+    """Raise CheckpointError unless a file has exactly the weights of the networks of its config.
+
+    The networks are made without memory (torch's device "meta"), before the weights are read.
+    """
+    path, state = shared.path, shared.state
+    config = config_from_state(state)
+    with malformed_state(path):
+        obs_spec = ObsSpec.from_plain(state["obs_spec"])
+        action_spec = ActionSpec.from_plain(state["action_spec"])
+        check_spaces(config.algo, obs_spec, action_spec)
+        more = (ALONE,) if TORCHRUN in find_entry(config.algo).engines else ()
+        meta = torch.device("meta")
+        with meta:
+            learner = get_spec(config.algo).build(config, obs_spec, action_spec, meta, *more)
+        expected = learner.module.state_dict()
+    for name in sorted(expected.keys() ^ shared.shapes.keys()):
+        problem = "lacks" if name in expected else "has an unexpected"
+        raise CheckpointError(f"{path} {problem} weight {quote(name)}, by {CONFIG} of its folder")
+    for name, (dtype, shape) in shared.shapes.items():
+        wanted = expected[name]
+        if (dtype, shape) != (wanted.dtype, tuple(wanted.shape)):
+            raise CheckpointError(
+                f"{path}: {quote(name)} is {dtype} of shape {shape}; {CONFIG} of its folder needs"
+                f" {wanted.dtype} of shape {tuple(wanted.shape)}"
+            )
 
 
 def _require_policy(path: Path, state: dict[str, Any]) -> None:

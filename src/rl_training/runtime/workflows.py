@@ -62,6 +62,11 @@ def _built(
         algorithm = build_algorithm(config, obs_spec, action_spec, place, communicator=communicator)
         try:
             load(algorithm, communicator)
+            if state["algorithm"].keys() == {"model"}:  # of a shared folder
+                algorithm.load_weights(state["algorithm"]["model"])
+                algorithm.module.load_state_dict(state["algorithm"]["model"])  # SAC's temperature
+            else:
+                algorithm.load_state_dict(local_state(state["algorithm"], communicator))
         except (RuntimeError, KeyError, ValueError) as error:
             detail = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit its own config: {detail}") from None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
-from rl_training.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.checkpointing import find_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.datasets.reading import RecordedEpisode
 from rl_training.datasets.writing import Recorded
@@ -25,7 +25,7 @@ from rl_training.eval import make_eval_env
 from rl_training.runs import versions
 from rl_training.runtime.stored import (
     config_from_state,
-    load_state,
+    load_stored,
     malformed_state,
     with_environment,
 )
@@ -70,12 +70,7 @@ def load_run(
     ``env_id`` and ``env_kwargs`` replace the environment that is recorded.
     """
     path = find_checkpoint(given)
-    before = path.stat()
-    digest = read_checkpoint(path).digest
-    state = load_state(path, trust=trust)
-    after = path.stat()
-    if (before.st_ino, before.st_mtime_ns) != (after.st_ino, after.st_mtime_ns):
-        raise CheckpointError(f"{path} was replaced while it was read: repeat the command")
+    digest, state = load_stored(path, trust=trust)
     changed = with_environment(state, env_id, env_kwargs)
     if changed["custom_env"]:
         raise CheckpointError(

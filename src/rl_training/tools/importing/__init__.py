@@ -1,0 +1,1 @@
+"""``rl-training import-sb3`` and ``import-zoo``: models and settings of other libraries."""
