@@ -42,6 +42,7 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training resume RUN                continue a run where it stopped (on the CPU: exactly)
   rl-training zoo list | run | report   benchmarks of many presets, with expected returns
   rl-training report RUNS...            write an HTML page of curves, scores and configs
+  rl-training watch RUNS...             show runs on a web page while they train
   rl-training record RUN                record a video of whole episodes
   rl-training play ENV | RUN            show an environment on the screen
   rl-training dataset list | info | make | from-replay | delete
@@ -147,6 +148,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "resume": "rl_training.tools.training:resume",
     "zoo": "rl_training.tools.zoo.command:main",
     "report": "rl_training.tools.report.command:main",
+    "watch": "rl_training.tools.watch.command:main",
     "record": "rl_training.tools.record:main",
     "play": "rl_training.tools.play:main",
     "doctor": "rl_training.tools.doctor.command:main",

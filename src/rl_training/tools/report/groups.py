@@ -11,7 +11,7 @@ from typing import Any
 from rl_training.tools.report.data import StoredRun
 from rl_training.tools.report.stats import Unit
 
-_NOT_LEARNING = frozenset(
+NOT_LEARNING = frozenset(
     {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}
 )
 """Settings that do not change the result: runs that differ only in these are one group."""
@@ -115,7 +115,7 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in _NOT_LEARNING}
+    return {key: value for key, value in run.config.items() if key not in NOT_LEARNING}
 
 
 def _group(members: list[StoredRun], label: str) -> Group:
