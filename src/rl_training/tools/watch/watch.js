@@ -17,7 +17,7 @@ const rows = new Map(), charts = new Map(), players = new Map();
 const hidden = new Set();
 let answer = { runs: [], metrics: [], damaged: [] };
 let chosen = new Set([EVALUATION, TRAINING]);
-let timer = 0, asking = null;
+let timer = 0, asking = Promise.resolve();
 
 // -- what is asked for ---------------------------------------------------------------------------
 
@@ -48,8 +48,7 @@ async function update() {
 
 // One update at a time; a change of the controls that comes during one asks again after it.
 function ask() {
-  asking = (asking ?? Promise.resolve()).then(update);
-  return asking;
+  asking = asking.then(update).catch((error) => console.error(error));
 }
 
 async function loadCurves() {
