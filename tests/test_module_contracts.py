@@ -191,7 +191,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms.returns", "algorithms.masking", "algorithms.moments"),
     ("data", "models"),
     ("algorithms", "contrib.recurrent_ppo"),
-    ("runs", "logging", "checkpointing"),
+    ("runs", "logging", "tracking", "checkpointing"),
     ("datasets",),
     ("runtime", "eval"),
     ("experiment",),

@@ -263,6 +263,13 @@ class TrainConfig(Generic[AlgoConfig]):
     """Also log to Weights & Biases (needs an extra; in the clone: pip install '.[wandb]')."""
     wandb_project: str = "rl_training"
     """Name of the Weights & Biases project."""
+    mlflow: bool = False
+    """Also log to MLflow, where MLFLOW_TRACKING_URI says (needs an extra; in the clone: pip install
+    '.[mlflow]')."""
+    mlflow_experiment: str = "rl_training"
+    """Name of the MLflow experiment."""
+    trackers: tuple[str, ...] = ()
+    """Also log to these trackers, which installed packages register, by name."""
     progress: bool = True
     """Show a progress bar (plain lines if the output is not a terminal)."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +43,7 @@ from rl_training.runtime.stored import (
     malformed_state,
 )
 from rl_training.runtime.trainer import Setup, Trainer, TrainResult
+from rl_training.tracking.opening import check_trackers
 from rl_training.trust import Trust, require_importable
 
 
@@ -158,10 +158,7 @@ def _check_request(
                 " file: set init_from to a run or file, or leave it out"
             )
         find_checkpoint(config.init_from)
-    if config.wandb and run_dir is None:
-        raise ConfigError("wandb: true needs a run folder, and run_dir=None has none")
-    if config.wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError("wandb: true needs pip install 'rl_training[wandb]'")
+    check_trackers(config, in_memory=run_dir is None)
     if run_dir is not None:
         require_importable(config.to_dict())
 

@@ -68,6 +68,7 @@ TRAIN_GROUPS = (
         (
             "output_dir", "progress", "log_interval_steps", "log_interval", "log_info",
             "tensorboard", "wandb", "wandb_project",
+            "mlflow", "mlflow_experiment", "trackers",
         ),
     ),
     Group(

@@ -12,7 +12,17 @@ from rl_training.tools.report.data import StoredRun
 from rl_training.tools.report.stats import Unit
 
 NOT_LEARNING = frozenset(
-    {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}
+    {
+        "seed",
+        "output_dir",
+        "progress",
+        "tensorboard",
+        "wandb",
+        "wandb_project",
+        "mlflow",
+        "mlflow_experiment",
+        "trackers",
+    }
 )
 """Settings that do not change the result: runs that differ only in these are one group."""
 _TASK = ("env_kwargs", "wrappers", "preprocessing", "atari")
