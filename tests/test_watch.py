@@ -27,6 +27,7 @@ from rl_training.tools.watch import follower
 from rl_training.tools.watch.follower import MAX_POINTS, LiveCurve, LogFollower
 from rl_training.tools.watch.runs import RECENT_SECONDS, WatchedRuns
 from rl_training.tools.watch.server import WatchServer, open_server
+from rl_training.untrusted_files import open_regular
 from test_report import HOSTILE, write_run
 
 LATER = 1e12
@@ -143,7 +144,7 @@ def test_runs_are_watched_from_their_start_to_their_ends(tmp_path: Path) -> None
 
 def test_every_byte_of_a_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    real = follower.open_regular
+    real = open_regular
 
     class Counting:
         def __init__(self, file: BinaryIO) -> None:
@@ -376,7 +377,7 @@ def test_other_hosts_are_refused(server: WatchServer, host: str, status: int) ->
 
 def test_a_request_needs_one_host(server: WatchServer) -> None:
     for head in ("", "Host: localhost\r\nHost: evil.example\r\n"):
-        with socket.create_connection(server.server_address[:2]) as connection:
+        with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
             connection.sendall(f"GET / HTTP/1.1\r\n{head}\r\n".encode())
             assert b" 403 " in connection.recv(100)
 
@@ -453,7 +454,7 @@ def test_pages_allow_scripts_of_their_own_alone(server: WatchServer) -> None:
 
 
 def test_nonsense_is_refused_without_an_echo(server: WatchServer) -> None:
-    with socket.create_connection(server.server_address[:2]) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
         connection.sendall(b"<script> nonsense of four words\r\n\r\n")
         answer = connection.recv(4000)
     assert b"script>" not in answer

@@ -14,8 +14,6 @@ from rl_training.errors import ConfigError
 from rl_training.tracking.protocol import Status, TrackedRun
 
 _STATUSES = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-_SENT = "rl_training.rows_sent"
-"""Tag of a run: its last step, and how many of its rows were sent."""
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
 """Limits of one request."""
 _LONGEST_PARAM = 500
@@ -34,9 +32,9 @@ class _Row(NamedTuple):
 class MlflowTracker:
     """Sends rows to MLflow from a thread of its own, so that training never waits for a server.
 
-    A resumed run continues its MLflow run. Metrics there cannot be taken back: rows that were sent
-    before a run was killed stay, and those of their steps are not sent again. Rows that were
-    logged and not sent are sent first.
+    A resumed run continues its MLflow run. Values there cannot be taken back: those that were sent
+    before a run was killed stay, and their steps are not sent again. What was logged and not sent
+    is sent first.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -48,9 +46,8 @@ class MlflowTracker:
         self._run = run
         self._rows: queue.Queue[_Row | Status] = queue.Queue(_MOST_WAITING)
         self._error: Exception | None = None
-        self._last_step, self._rows_of_step = -1, 0
-        self._known = (-1, 0)
-        """The last step that the server has from before a resume, and how many rows of it."""
+        self._sent_to: dict[str, int] = {}
+        """The last step of every metric that the server has from before a resume."""
         self._thread = threading.Thread(target=self._send_all, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -98,9 +95,8 @@ class MlflowTracker:
 
         run_id = self._run.identity.get("run_id")
         if run_id is not None:
-            tags = client.get_run(run_id).data.tags
-            step, _, count = tags.get(_SENT, "-1 0").partition(" ")
-            self._last_step, self._rows_of_step = self._known = int(step), int(count)
+            known = client.get_run(run_id).data.to_proto().metrics
+            self._sent_to = {metric.key: metric.step for metric in known}
             client.update_run(run_id, status="RUNNING")
             return run_id
         name = self._run.config.mlflow_experiment
@@ -138,32 +134,19 @@ class MlflowTracker:
         return batch, found
 
     def _send(self, client: Any, run_id: str, rows: list[_Row]) -> None:
-        """Send the rows that the server does not have, and how far it is then."""
-        from mlflow.entities import Metric, RunTag
+        """Send the values that the server does not have."""
+        from mlflow.entities import Metric
 
+        named = (
+            (metric_name(name), value, row) for row in rows for name, value in row.metrics.items()
+        )
         metrics = [
-            Metric(metric_name(name), value, row.milliseconds, row.step)
-            for row in rows
-            if self._is_new(row.step)
-            for name, value in row.metrics.items()
+            Metric(name, value, row.milliseconds, row.step)
+            for name, value, row in named
+            if row.step > self._sent_to.get(name, -1)
         ]
-        sent = RunTag(_SENT, f"{self._last_step} {self._rows_of_step}")
         for start in range(0, len(metrics), _MOST_METRICS):
-            part = metrics[start : start + _MOST_METRICS]
-            is_last = start + _MOST_METRICS >= len(metrics)
-            client.log_batch(run_id, metrics=part, tags=[sent] if is_last else [])
-
-    def _is_new(self, step: int) -> bool:
-        """Return whether a row was not sent before the run was resumed; count it."""
-        known_step, known_rows = self._known
-        if step < known_step:
-            return False
-        if step == known_step and known_rows > 0:
-            self._known = known_step, known_rows - 1
-            return False
-        self._rows_of_step = self._rows_of_step + 1 if step == self._last_step else 1
-        self._last_step = step
-        return True
+            client.log_batch(run_id, metrics=metrics[start : start + _MOST_METRICS])
 
 
 def metric_name(name: str) -> str:
