@@ -144,6 +144,7 @@ def test_runs_are_filtered_and_hidden(browser: Browser, server: WatchServer) -> 
     assert "status=finished" in browser.evaluate("location.hash")
 
 
+@pytest.mark.full
 def test_rows_that_a_run_writes_appear_and_a_lost_server_is_reported(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -237,6 +237,11 @@ class TrainConfig(Generic[AlgoConfig]):
     eval_deterministic: bool = True
     """Evaluate with the most likely action instead of a sampled one."""
 
+    record_interval: int = 0
+    """Environment steps, or updates of a run from a dataset alone, between videos of an episode,
+    each recorded at the next evaluation as videos/step_N.mp4 in the run folder (needs an extra; in
+    the clone: pip install '.[video]'); 0: none."""
+
     checkpoint_interval: int = 50_000
     """Environment steps, or updates of a run from a dataset alone, between checkpoints; also at
     start, end, new best and every 5 minutes."""
@@ -304,7 +309,7 @@ class TrainConfig(Generic[AlgoConfig]):
         require(self.num_envs <= most, "num_envs", rule, self.num_envs)
         rule = f"a divisor of num_envs = {self.num_envs} (or set num_envs to a multiple of it)"
         require(self.num_envs % self.shards == 0, "shards", rule, self.shards)
-        for name in ("eval_interval", "eval_episodes", "checkpoint_interval"):
+        for name in ("eval_interval", "eval_episodes", "record_interval", "checkpoint_interval"):
             require(getattr(self, name) >= 0, name, "zero or more", getattr(self, name))
         steps = self.log_interval_steps
         require(steps >= 1, "log_interval_steps", "at least 1", steps)

@@ -32,6 +32,7 @@ from rl_training.runtime.callbacks import (
 )
 from rl_training.runtime.console import ProgressCallback
 from rl_training.runtime.experience import Collected, Timed, WatchedSource
+from rl_training.runtime.recording import RecordingCallback
 from rl_training.tracking.opening import Identities
 from rl_training.types import Array, Obs, VectorStep
 
@@ -381,6 +382,8 @@ def _with_standard(trainer: Trainer, callbacks: Sequence[Callback]) -> list[Call
             )
         )
     result += [c for c in callbacks if not isinstance(c, CheckpointCallback)]
+    if config.record_interval:  # the user's callbacks may contain the evaluation
+        result.append(RecordingCallback(config.record_interval))
     if trainer.folder is None:
         if own_checkpoint:
             raise ConfigError("a CheckpointCallback needs a run folder: run_dir=None has none")

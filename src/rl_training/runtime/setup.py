@@ -29,6 +29,7 @@ from rl_training.runtime.callbacks import Callbacks, as_callbacks
 from rl_training.runtime.dataset_source import with_absolute_path
 from rl_training.runtime.launch import connect, failing_together, join, share_folder
 from rl_training.runtime.offline import with_environment
+from rl_training.runtime.recording import check_recording
 from rl_training.runtime.resuming import (
     Changes,
     Horizon,
@@ -77,6 +78,8 @@ class ExperimentManager:
             with failing_together(ranks):
                 load_weights(setup.learner, config, setup.source.info, initial)
                 setup.spec.trainer.check(setup)
+                if ranks.leads:
+                    check_recording(config, setup.make_rendering_env, in_memory=run_dir is None)
                 if run_dir is not None and ranks.leads:
                     auto = run_dir == "auto"
                     named = make_run_dir(config) if auto else make_named_run_dir(Path(run_dir))

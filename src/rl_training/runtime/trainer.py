@@ -79,6 +79,7 @@ class Trainer(ABC):
         self.ranks = setup.ranks
         self.communicator = setup.ranks.communicator
         self.make_eval_env = setup.make_eval_env
+        self.make_rendering_env = setup.make_rendering_env
         self.custom_env = setup.custom_env
         self.device = setup.device
         self.threads = setup.threads

@@ -22,6 +22,7 @@ NOT_LEARNING = frozenset(
         "mlflow",
         "mlflow_experiment",
         "trackers",
+        "record_interval",
     }
 )
 """Settings that do not change the result: runs that differ only in these are one group."""

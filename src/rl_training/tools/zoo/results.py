@@ -29,6 +29,7 @@ _RECORDING = (
     "mlflow",
     "mlflow_experiment",
     "trackers",
+    "record_interval",
     "eval_interval",
     "log_info",
 )
