@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from rl_training.tools.report.groups import NOT_LEARNING, differing_keys
 from rl_training.tools.report.limits import DamagedError
 from rl_training.tools.report.log import is_drawable
 from rl_training.tools.report.model import EVALUATION, TRAINING
+from rl_training.tools.report.videos import video_names
 from rl_training.tools.watch.follower import LogFollower
 
 _SECONDS_PER_READING = 1.0
@@ -34,7 +34,6 @@ RECENT_SECONDS = 120.0
 """A run without a recorded end counts as running if it wrote a row so recently (see `_status`)."""
 _LOCKS = Path("/proc/locks")
 _FILES = ("config.yaml", "metadata.json", "summary.json")
-_VIDEO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}\.mp4")
 _LONGEST_TEXT = 300
 
 
@@ -74,20 +73,6 @@ class WatchedRun:
         self._summary = read_summary(self.folder)
         self._stamp = stamp
 
-    def videos(self) -> list[str]:
-        """Return the names of the videos in the run's own folder of them, in order."""
-        folder = self.folder / "videos"
-        found = []
-        with contextlib.suppress(OSError):
-            if not folder.is_symlink():
-                with os.scandir(folder) as entries:
-                    found = [
-                        entry.name
-                        for entry in entries
-                        if _VIDEO.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                    ]
-        return sorted(found)
-
     def described(self, info: RunInfo, locked: set[int]) -> dict[str, Any]:
         """Return the run as the page shows it; ``locked`` are the inodes that trainers hold."""
         log = self.log
@@ -114,7 +99,7 @@ class WatchedRun:
             "training": self._last(TRAINING),
             "revision": log.revision,
             "reading": not self.is_read,
-            "videos": self.videos(),
+            "videos": video_names(self.folder),
         }
 
     def _last(self, metric: str) -> tuple[float, int] | None:
@@ -197,7 +182,7 @@ class WatchedRuns:
         """Return the path of a run's video; None for an unknown one."""
         with self._lock:
             run = self._runs.get(run_id)
-            if run is None or name not in run.videos():
+            if run is None or name not in video_names(run.folder):
                 return None
             return run.folder / "videos" / name
 
