@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
+import json
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,8 @@ class WatchArgs:
     runs: there is no password."""
     open: bool = False
     """Open the page in a browser."""
+    json: bool = False
+    """Print the address as one JSON object, as soon as the page is served."""
 
 
 def main(args: list[str]) -> int:
@@ -66,6 +69,8 @@ def main(args: list[str]) -> int:
             )
         named = ", ".join(one_line(str(path)) for path in options.runs)
         show(f"{named}: {server.url} (Ctrl-C to stop)\n")
+        if options.json:
+            show(json.dumps({"url": server.url}) + "\n")
         if options.open and not webbrowser.open(server.url):
             say("warning: no browser was found: open the address above")
         with contextlib.suppress(KeyboardInterrupt):
