@@ -31,6 +31,7 @@ WITHOUT_A_LIST = {
     "rl_training.algorithms",  # takes its names from the modules of the algorithms
     "rl_training.tools.doctor",
     "rl_training.tools.dataset",
+    "rl_training.tools.watch",
     "rl_training.tools.zoo",
 }
 

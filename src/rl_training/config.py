@@ -238,9 +238,8 @@ class TrainConfig(Generic[AlgoConfig]):
     """Evaluate with the most likely action instead of a sampled one."""
 
     record_interval: int = 0
-    """Environment steps, or updates of a run from a dataset alone, between videos of an episode,
-    each recorded at the next evaluation as videos/step_N.mp4 in the run folder (needs an extra; in
-    the clone: pip install '.[video]'); 0: none."""
+    """Environment steps, or updates, between videos of evaluations, videos/step_N.mp4 in the run
+    folder (extra: video); 0: none."""
 
     checkpoint_interval: int = 50_000
     """Environment steps, or updates of a run from a dataset alone, between checkpoints; also at
@@ -269,12 +268,11 @@ class TrainConfig(Generic[AlgoConfig]):
     wandb_project: str = "rl_training"
     """Name of the Weights & Biases project."""
     mlflow: bool = False
-    """Also log to MLflow, where MLFLOW_TRACKING_URI says (needs an extra; in the clone: pip install
-    '.[mlflow]')."""
+    """Also log to MLflow, at MLFLOW_TRACKING_URI (extra: mlflow)."""
     mlflow_experiment: str = "rl_training"
     """Name of the MLflow experiment."""
     trackers: tuple[str, ...] = ()
-    """Also log to these trackers, which installed packages register, by name."""
+    """Also log to these trackers of installed packages."""
     progress: bool = True
     """Show a progress bar (plain lines if the output is not a terminal)."""
 
