@@ -22,6 +22,7 @@ import pytest
 from rl_training import cli
 from rl_training.errors import UserError
 from rl_training.logging import JsonlSink
+from rl_training.runs import read_json, write_json
 from rl_training.tools.report.limits import DamagedError
 from rl_training.tools.watch import follower
 from rl_training.tools.watch.follower import MAX_POINTS, LiveCurve, LogFollower
@@ -295,6 +296,9 @@ def test_statuses_settings_and_damage(tmp_path: Path) -> None:
     resumed = write_run(tmp_path, 5, evals=evals, status="interrupted")
     with (resumed / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1500, "eval/return_mean": 7.0}\n')
+    metadata = read_json(resumed / "metadata.json")
+    resumes = [{"total_timesteps": 3000}, {"step": 1000}, "x", {"total_timesteps": True}]
+    write_json(resumed / "metadata.json", {**metadata, "resumes": resumes})
     broken = write_run(tmp_path, 6, evals=evals)
     (broken / "config.yaml").write_text("algo: [")
     found = WatchedRuns([tmp_path]).overview()
@@ -304,6 +308,7 @@ def test_statuses_settings_and_damage(tmp_path: Path) -> None:
     ]
     assert "12 minutes" in runs["4"]["reason"]
     assert (runs["5"]["step"], runs["5"]["evaluation"]) == (1500, (7.0, 1500))
+    assert [runs[seed]["total"] for seed in "135"] == [1000, 100_000, 3000]
     assert runs["2"]["settings"] == {"algo_kwargs.learning_rate": "0.5"}
     assert [run["name"] for run in found["damaged"]] == [broken.name]
     assert "config.yaml" in found["damaged"][0]["reason"]

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rl_training.tools.report.data import (
 )
 from rl_training.tools.report.format import plain, setting
 from rl_training.tools.report.groups import NOT_LEARNING, differing_keys
-from rl_training.tools.report.limits import DamagedError
+from rl_training.tools.report.limits import MAX_STEP, DamagedError
 from rl_training.tools.report.log import is_drawable
 from rl_training.tools.report.model import EVALUATION, TRAINING
 from rl_training.tools.report.videos import video_names
@@ -79,7 +79,7 @@ class WatchedRun:
         status, reason = self._status(locked)
         running = status == "running"
         step = log.last_step if running else max(self._step(), log.last_step)
-        total = max(total_of(self._summary), total_of(info.config))
+        total = _total_of(info, self._summary)
         speed = self._last(f"time/{info.unit}_per_second")
         return {
             "id": self.id,
@@ -230,6 +230,16 @@ def locked_inodes() -> set[int]:
                 if inode.isdecimal():
                     found.add(int(inode))
     return found
+
+
+def _total_of(info: RunInfo, summary: Mapping[str, Any]) -> int:
+    """Return where the run ends: a resume may have moved it."""
+    setting = f"total_{'timesteps' if info.unit == 'steps' else 'updates'}"
+    for entry in reversed(info.metadata.get("resumes") or []):
+        moved = entry.get(setting) if isinstance(entry, dict) else None
+        if type(moved) is int and 0 < moved <= MAX_STEP:
+            return moved
+    return total_of(summary) or total_of(info.config)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
