@@ -23,8 +23,10 @@ from rl_training import cli
 from rl_training.errors import UserError
 from rl_training.logging import JsonlSink
 from rl_training.runs import read_json, write_json
+from rl_training.tools.report.data import RunInfo, read_info
 from rl_training.tools.report.limits import DamagedError
 from rl_training.tools.watch import follower
+from rl_training.tools.watch import runs as watched
 from rl_training.tools.watch.follower import MAX_POINTS, LiveCurve, LogFollower
 from rl_training.tools.watch.runs import RECENT_SECONDS, WatchedRuns
 from rl_training.tools.watch.server import WatchServer, open_server
@@ -312,6 +314,28 @@ def test_statuses_settings_and_damage(tmp_path: Path) -> None:
     assert runs["2"]["settings"] == {"algo_kwargs.learning_rate": "0.5"}
     assert [run["name"] for run in found["damaged"]] == [broken.name]
     assert "config.yaml" in found["damaged"][0]["reason"]
+
+
+def test_a_damaged_config_is_read_again_where_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path, 1, evals=[(1, 1.0)])
+    good = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text("algo: [")
+    calls = []
+
+    def counted(folder: Path) -> RunInfo:
+        calls.append(folder)
+        return read_info(folder)
+
+    monkeypatch.setattr(watched, "read_info", counted)
+    runs = WatchedRuns([tmp_path])
+    for _ in range(3):
+        assert len(runs.overview()["damaged"]) == 1
+    assert len(calls) == 1
+    (run / "config.yaml").write_text(good)
+    found = runs.overview()
+    assert (len(found["runs"]), found["damaged"]) == (1, [])
 
 
 def test_new_and_removed_runs_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,8 @@ class LogFollower:
         self.last: dict[str, tuple[float, int]] = {}
         """The last value of every metric and its step, also where it is not finite."""
         self.last_step = 0
-        self.damage: DamagedError | None = None
+        self.damage = ""
+        """What is wrong with the log; it is then read no further."""
         self.modified = 0.0
         """When the file was last written, in seconds since the epoch."""
         self._clock = Clock()
@@ -112,8 +113,8 @@ class LogFollower:
         except OSError as error:
             reason = error.strerror or error
             raise DamagedError(f"{self._path.name} cannot be read: {reason}") from None
-        if self.damage is not None:
-            raise self.damage
+        if self.damage:
+            raise DamagedError(self.damage)
         return self._stamp is not None
 
     def _continues(self, file: BinaryIO, status: os.stat_result) -> bool:
@@ -127,7 +128,7 @@ class LogFollower:
         """Read whole lines; return whether the end was reached."""
         file.seek(self._offset)
         rest = b""
-        while self.damage is None:
+        while not self.damage:
             piece = file.read(_PIECE)
             if not piece:
                 return True
@@ -136,7 +137,7 @@ class LogFollower:
                 self._add_lines(whole + newline)
                 self._check_length(rest)
             except DamagedError as damage:
-                self.damage = damage
+                self.damage = str(damage)
                 self._count_as_read(rest)
             if time.monotonic() > deadline:
                 return False

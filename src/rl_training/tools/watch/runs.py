@@ -52,6 +52,8 @@ class WatchedRun:
         """Whether all files were read to their ends."""
         self._summary: dict[str, Any] = {}
         self._stamp: tuple[Any, ...] = ()
+        self._problem = ""
+        """What is wrong with the files of this stamp."""
         self._was_locked = False
 
     def refresh(self, deadline: float) -> None:
@@ -66,12 +68,18 @@ class WatchedRun:
             self.is_read, self.damage = True, f"cannot be read: {type(error).__name__}"
 
     def _read_small_files(self) -> None:
+        """Read config, metadata and summary if they changed; damaged ones are not read again."""
         stamp = tuple(_stamp(self.folder / name) for name in _FILES)
-        if stamp == self._stamp and self.info is not None:
-            return
-        self.info = read_info(self.folder)
-        self._summary = read_summary(self.folder)
-        self._stamp = stamp
+        if stamp != self._stamp:
+            self._problem = ""
+            try:
+                self.info = read_info(self.folder)
+                self._summary = read_summary(self.folder)
+            except DamagedError as error:
+                self._problem = str(error)
+            self._stamp = stamp
+        if self._problem:
+            raise DamagedError(self._problem)
 
     def described(self, info: RunInfo, locked: set[int]) -> dict[str, Any]:
         """Return the run as the page shows it; ``locked`` are the inodes that trainers hold."""
@@ -247,7 +255,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_ctime_ns  # which permissions change, too
 
 
 def _ratio(count: int, seconds: float) -> float | None:
