@@ -192,6 +192,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("data", "models"),
     ("algorithms", "contrib.recurrent_ppo"),
     ("runs", "logging", "checkpointing", "shared_folder"),
+    ("runs", "logging", "tracking", "checkpointing"),
     ("datasets",),
     ("runtime", "eval"),
     ("export",),

@@ -33,6 +33,7 @@ WITHOUT_A_LIST = {
     "rl_training.tools.dataset",
     "rl_training.tools.tune",
     "rl_training.tools.importing",
+    "rl_training.tools.watch",
     "rl_training.tools.zoo",
 }
 

@@ -22,8 +22,9 @@ from conftest import MakeConfig
 from rl_training import cli
 from rl_training.config import TrainConfig
 from rl_training.experiment.manager import train_as
+from rl_training.runtime import video
 from rl_training.runtime.workflows import evaluate_checkpoint
-from rl_training.tools import episodes, video
+from rl_training.tools import episodes
 from rl_training.types import Array
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")

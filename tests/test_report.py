@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import datetime as dt
 import html.parser
@@ -578,6 +579,22 @@ def test_what_comes_from_configs_is_escaped(tmp_path: Path) -> None:
     (figure,) = written.figures
     assert figure.parent == tmp_path / "out"
     assert re.fullmatch(r"curves-[\w.-]+\.png", figure.name)
+
+
+def test_the_last_video_of_a_run_is_embedded(tmp_path: Path) -> None:
+    for seed, size in ((1, 5000), (2, (2 << 20) + 1), (3, 0)):
+        run = write_run(tmp_path / "runs", seed, evals=[(1, 1.0)])
+        if size:
+            (run / "videos").mkdir()
+            (run / "videos" / "step_1.mp4").write_bytes(b"first")
+            (run / "videos" / "step_2.mp4").write_bytes(bytes(size))
+            (run / "videos" / "step_3.mp4").symlink_to("/etc/passwd")
+    written = write_report([tmp_path / "runs"], tmp_path / "report")
+    page = read(written)
+    videos = [attributes for tag, attributes in page.tags if tag == "video"]
+    assert [len(base64.b64decode(v["src"].partition(",")[2])) for v in videos] == [5000]
+    assert "Too large for this page" in page.text
+    assert "media-src data:" in written.page.read_text(encoding="utf-8")
 
 
 def test_the_page_refers_to_nothing_outside_it(trained: Trained) -> None:

@@ -91,14 +91,15 @@ class Browser:
         answer: dict[str, Any] = json.loads(message)
         return answer
 
-    def open(self, page: Path, width: int, height: int, scheme: str = "light") -> None:
-        """Load a page from disk in a window of this size, the system being light or dark."""
+    def open(self, page: Path | str, width: int, height: int, scheme: str = "light") -> None:
+        """Load a file or an address in a window of this size, the system being light or dark."""
         self.events.clear()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.send("Emulation.setEmulatedMedia", features=features)
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        url = page.resolve().as_uri() if isinstance(page, Path) else page
+        self.send("Page.navigate", url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive())
 

@@ -61,3 +61,6 @@ def test_wheel_trains_from_a_preset_elsewhere(tmp_path: Path) -> None:
     run([*tool, "report", "runs", "--output", "page"], elsewhere, PYTHONPATH=str(site))
     page = (elsewhere / "page" / "report.html").read_text()
     assert "prefers-color-scheme" in page or "color-scheme" in page, "its style came along"
+    for path in ("report/report.js", *(f"watch/watch.{end}" for end in ("html", "css", "js"))):
+        assert (site / "rl_training" / "tools" / path).is_file()
+    assert (site / "rl_training" / "tools" / "watch" / "chart.js").is_file()

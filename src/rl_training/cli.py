@@ -44,6 +44,7 @@ rl-training {__version__}: train agents on Gymnasium environments.
   rl-training tune PRESET               search hyperparameters with Optuna
   rl-training zoo list | run | report   benchmarks of many presets, with expected returns
   rl-training report RUNS...            write an HTML page of curves, scores and configs
+  rl-training watch RUNS...             show runs on a web page while they train
   rl-training record RUN                record a video of whole episodes
   rl-training export RUN --out DIR      write the policy as a file: ONNX, torch or safetensors
   rl-training play ENV | RUN            show an environment on the screen
@@ -165,6 +166,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int] | str] = {
     "tune": "rl_training.tools.tune.command:main",
     "zoo": "rl_training.tools.zoo.command:main",
     "report": "rl_training.tools.report.command:main",
+    "watch": "rl_training.tools.watch.command:main",
     "record": "rl_training.tools.record:main",
     "export": "rl_training.tools.export:main",
     "play": "rl_training.tools.play:main",

@@ -237,6 +237,10 @@ class TrainConfig(Generic[AlgoConfig]):
     eval_deterministic: bool = True
     """Evaluate with the most likely action instead of a sampled one."""
 
+    record_interval: int = 0
+    """Environment steps, or updates, between videos of evaluations, videos/step_N.mp4 in the run
+    folder (extra: video); 0: none."""
+
     checkpoint_interval: int = 50_000
     """Environment steps, or updates of a run from a dataset alone, between checkpoints; also at
     start, end, new best and every 5 minutes."""
@@ -263,6 +267,12 @@ class TrainConfig(Generic[AlgoConfig]):
     """Also log to Weights & Biases (needs an extra; in the clone: pip install '.[wandb]')."""
     wandb_project: str = "rl_training"
     """Name of the Weights & Biases project."""
+    mlflow: bool = False
+    """Also log to MLflow, at MLFLOW_TRACKING_URI (extra: mlflow)."""
+    mlflow_experiment: str = "rl_training"
+    """Name of the MLflow experiment."""
+    trackers: tuple[str, ...] = ()
+    """Also log to these trackers of installed packages."""
     progress: bool = True
     """Show a progress bar (plain lines if the output is not a terminal)."""
 
@@ -297,7 +307,7 @@ class TrainConfig(Generic[AlgoConfig]):
         require(self.num_envs <= most, "num_envs", rule, self.num_envs)
         rule = f"a divisor of num_envs = {self.num_envs} (or set num_envs to a multiple of it)"
         require(self.num_envs % self.shards == 0, "shards", rule, self.shards)
-        for name in ("eval_interval", "eval_episodes", "checkpoint_interval"):
+        for name in ("eval_interval", "eval_episodes", "record_interval", "checkpoint_interval"):
             require(getattr(self, name) >= 0, name, "zero or more", getattr(self, name))
         steps = self.log_interval_steps
         require(steps >= 1, "log_interval_steps", "at least 1", steps)

@@ -1,14 +1,18 @@
-"""Modules and classes that a user's config names: environments, wrappers, networks."""
+"""Code that a user's config names: modules, classes, and entry points of installed packages."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _search_in: list[str] = []
 _PUBLIC = {
@@ -21,6 +25,25 @@ _PUBLIC = {
 def search_also(folder: Path) -> None:
     """Look for named modules in ``folder`` too, behind everything that is installed."""
     _search_in[:] = [str(folder)]
+
+
+@functools.cache
+def installed_points(group: str, what: str) -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by name; nothing of them is imported yet.
+
+    ``what`` is what they register, for the message where two packages use one name.
+    """
+    from importlib.metadata import entry_points
+
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name in found and found[point.name].value != point.value:
+            raise ConfigError(
+                f"two installed packages register {what} {point.name!r}:"
+                f" {found[point.name].value} and {point.value}; uninstall one of them"
+            )
+        found[point.name] = point
+    return found
 
 
 def import_named(module: str, where: str) -> ModuleType:

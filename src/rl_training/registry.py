@@ -14,12 +14,12 @@ name of an entry point is that of the algorithm, its value an `Entry`, e.g. in i
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from rl_training._internal.lazy import resolve
 from rl_training.errors import ConfigError, did_you_mean
+from rl_training.plugins import installed_points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -99,20 +99,9 @@ class Registry(dict[str, Entry]):
         return list(dict.fromkeys([*self, *_installed()]))
 
 
-@functools.cache
 def _installed() -> dict[str, EntryPoint]:
     """Entry points of installed packages by name; nothing of them is imported yet."""
-    from importlib.metadata import entry_points
-
-    found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name in found and found[point.name].value != point.value:
-            raise ConfigError(
-                f"two installed packages register an algorithm {point.name!r}:"
-                f" {found[point.name].value} and {point.value}; uninstall one of them"
-            )
-        found[point.name] = point
-    return found
+    return installed_points(ENTRY_POINTS, "an algorithm")
 
 
 def _load(point: EntryPoint) -> Entry:

@@ -31,6 +31,7 @@ from rl_training.runtime.launch import failing_together
 from rl_training.runtime.offline import offline_source, offline_spec, prior_data
 from rl_training.runtime.process_group import ProcessGroup
 from rl_training.runtime.ranks import Ranks
+from rl_training.runtime.rendering import prefer_offscreen, rendering_envs
 from rl_training.runtime.sharded_source import ShardedSource
 from rl_training.runtime.sources import LocalSource, local_source
 from rl_training.runtime.spec import AlgorithmSpec
@@ -51,6 +52,8 @@ def assemble(
     """Make environments, learner, actors and source of a run, for the shards of this process."""
     ranks = Ranks(Communicator(config.shards)) if ranks is None else ranks
     _seed_globals(config.seed)
+    if config.record_interval:
+        prefer_offscreen()
     if config.is_offline:
         return _assemble_offline(config, env_fn, threads, ranks)
     if config.engine == "ray":
@@ -87,6 +90,7 @@ def assemble(
         make_eval_env=lambda episodes, first_index, shard: make_eval_env(
             config, episodes, env_fn, spaces, first_index, shard
         ),
+        make_rendering_env=lambda: rendering_envs(config, 1, "rgb_array", spaces, env_fn)[0],
         custom_env=env_fn is not None,
         device=device,
         threads=count,
@@ -115,6 +119,7 @@ def _assemble_offline(
         make_eval_env=lambda episodes, first_index, shard: make_eval_env(
             config, episodes, env_fn, spaces, first_index, shard
         ),
+        make_rendering_env=lambda: rendering_envs(config, 1, "rgb_array", spaces, env_fn)[0],
         custom_env=env_fn is not None,
         device=device,
         threads=count,
@@ -157,6 +162,7 @@ def _assemble_remote(
         make_eval_env=lambda episodes, first_index, shard: make_eval_env(
             config, episodes, env_fn, spaces, first_index, shard
         ),
+        make_rendering_env=lambda: rendering_envs(config, 1, "rgb_array", spaces, env_fn)[0],
         custom_env=env_fn is not None,
         device=device,
         threads=count,

@@ -32,11 +32,14 @@ from rl_training.runtime.callbacks import (
 )
 from rl_training.runtime.console import ProgressCallback
 from rl_training.runtime.experience import Collected, Timed, WatchedSource
+from rl_training.runtime.recording import RecordingCallback
+from rl_training.tracking.opening import Identities
 from rl_training.types import Array, Obs, VectorStep
 
 if TYPE_CHECKING:
     from rl_training.eval import EvalResult
     from rl_training.runtime.trainer import Trainer
+    from rl_training.tracking import Status
 
 
 @dataclasses.dataclass
@@ -68,6 +71,9 @@ class Reporter:
         # Weak: a trainer, and with it a replay, is freed at once when its last user drops it.
         self._trainer_ref = weakref.ref(trainer)
         self._logger: MetricLogger | None = None
+        self.tracker_identities = Identities(trainer.folder)
+        self.end_status: Status = "failed"
+        """How the run ended, for trackers; the trainer sets it before `close`."""
         self._log_offset: int | None = None
         self._unfinished: _Report | None = None
         self.paused_at_end = False
@@ -90,17 +96,20 @@ class Reporter:
     def start(self) -> float:
         """Open the log, cut back to where a resumed run was; return seconds trained before."""
         trainer = self._trainer
-        if trainer.folder is None or not trainer.ranks.leads:
-            self.earlier_seconds = self.metrics.get("time/elapsed", 0.0)
+        self.earlier_seconds = self.metrics.get("time/elapsed", 0.0)
+        if not trainer.ranks.leads:
             return self.earlier_seconds
-        resumed = self._log_offset is not None
+        in_memory = trainer.folder is None
+        resumed = trainer.global_step > 0 if in_memory else self._log_offset is not None
         self._logger = MetricLogger(
             trainer.config,
-            trainer.run_dir,
+            trainer.folder,
+            self.tracker_identities,
             resume_at=self._log_offset,
-            purge_step=trainer.global_step + 1 if resumed else None,
+            resumed_at_step=trainer.global_step if resumed else None,
         )
-        self.earlier_seconds = self._logger.jsonl.elapsed
+        if self._logger.jsonl is not None:
+            self.earlier_seconds = self._logger.jsonl.elapsed
         return self.earlier_seconds
 
     def notify_start(self) -> None:
@@ -260,14 +269,14 @@ class Reporter:
 
     def sync_log(self) -> None:
         """Make the metric log durable, so that a checkpoint never counts on rows that are lost."""
-        if self._logger is not None:
+        if self._logger is not None and self._logger.jsonl is not None:
             self._logger.jsonl.sync()
 
     def close(self) -> None:
         """Close the log and the callbacks, all of them whatever one raises."""
         with contextlib.ExitStack() as stack:
             if self._logger is not None:
-                stack.callback(self._logger.close)
+                stack.callback(self._logger.close, self.end_status)
                 self._logger = None
             for callback in reversed(self.callbacks):
                 stack.callback(callback.on_close)
@@ -285,7 +294,8 @@ class Reporter:
     @property
     def log_offset(self) -> int | None:
         """Bytes of the log so far; None before it is open."""
-        return self._logger.jsonl.offset() if self._logger else None
+        log = None if self._logger is None else self._logger.jsonl
+        return None if log is None else log.offset()
 
     def saved_metrics(self) -> dict[str, float]:
         """Return the last metrics, without times."""
@@ -372,6 +382,8 @@ def _with_standard(trainer: Trainer, callbacks: Sequence[Callback]) -> list[Call
             )
         )
     result += [c for c in callbacks if not isinstance(c, CheckpointCallback)]
+    if config.record_interval:  # the user's callbacks may contain the evaluation
+        result.append(RecordingCallback(config.record_interval))
     if trainer.folder is None:
         if own_checkpoint:
             raise ConfigError("a CheckpointCallback needs a run folder: run_dir=None has none")

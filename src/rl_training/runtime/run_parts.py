@@ -15,6 +15,7 @@ from rl_training.runtime.dataset_source import DatasetSource
 from rl_training.runtime.evaluation import MakeEvalEnv
 from rl_training.runtime.experience import ExperienceSource
 from rl_training.runtime.ranks import Ranks
+from rl_training.runtime.rendering import MakeRenderingEnv
 from rl_training.runtime.sharded_source import shard_sources
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Setup:
     learner: Any
     source: ExperienceSource
     make_eval_env: MakeEvalEnv
+    make_rendering_env: MakeRenderingEnv
     custom_env: bool
     """Whether environments are made by a function of the user's."""
     device: torch.device

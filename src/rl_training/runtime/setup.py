@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from rl_training.runtime.callbacks import Callbacks, as_callbacks
 from rl_training.runtime.dataset_source import with_absolute_path
 from rl_training.runtime.launch import connect, failing_together, join, share_folder
 from rl_training.runtime.offline import with_environment
+from rl_training.runtime.recording import check_recording
 from rl_training.runtime.resuming import (
     Changes,
     Horizon,
@@ -44,6 +44,7 @@ from rl_training.runtime.stored import (
     malformed_state,
 )
 from rl_training.runtime.trainer import Setup, Trainer, TrainResult
+from rl_training.tracking.opening import check_trackers
 from rl_training.trust import Trust, require_importable
 
 
@@ -77,6 +78,8 @@ class ExperimentManager:
             with failing_together(ranks):
                 load_weights(setup.learner, config, setup.source.info, initial)
                 setup.spec.trainer.check(setup)
+                if ranks.leads:
+                    check_recording(config, setup.make_rendering_env, in_memory=run_dir is None)
                 if run_dir is not None and ranks.leads:
                     auto = run_dir == "auto"
                     named = make_run_dir(config) if auto else make_named_run_dir(Path(run_dir))
@@ -158,10 +161,7 @@ def _check_request(
                 " file: set init_from to a run or file, or leave it out"
             )
         find_checkpoint(config.init_from)
-    if config.wandb and run_dir is None:
-        raise ConfigError("wandb: true needs a run folder, and run_dir=None has none")
-    if config.wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError("wandb: true needs pip install 'rl_training[wandb]'")
+    check_trackers(config, in_memory=run_dir is None)
     if run_dir is not None:
         require_importable(config.to_dict())
 

@@ -57,6 +57,7 @@ from rl_training.runtime.rng import (
 from rl_training.runtime.run_parts import Iteration, Setup, TrainResult, require_folder
 from rl_training.runtime.sharded_source import ShardedSource
 from rl_training.runtime.stopping import Stopping
+from rl_training.tracking import Status
 from rl_training.types import Progress
 
 __all__ = ["Iteration", "Setup", "TrainResult", "Trainer"]
@@ -78,6 +79,7 @@ class Trainer(ABC):
         self.ranks = setup.ranks
         self.communicator = setup.ranks.communicator
         self.make_eval_env = setup.make_eval_env
+        self.make_rendering_env = setup.make_rendering_env
         self.custom_env = setup.custom_env
         self.device = setup.device
         self.threads = setup.threads
@@ -275,7 +277,7 @@ class Trainer(ABC):
             raised = self._explained(error)
             self.ranks.fail(raised)
             with contextlib.suppress(OSError):  # a full disk must not hide what happened
-                self._write_summary(status, reason)
+                self._record_end(status, reason)
             with contextlib.suppress(Exception):  # nor must what then fails to close
                 self.close()
             if raised is error:
@@ -319,7 +321,7 @@ class Trainer(ABC):
         )
         if self.folder is None:
             self._rng = global_rng_state(self.device)
-        self._write_summary("interrupted" if result.interrupted else "finished", reason)
+        self._record_end("interrupted" if result.interrupted else "finished", reason)
         return result
 
     def _result(self, end: TrainingEnd) -> TrainResult:
@@ -388,7 +390,8 @@ class Trainer(ABC):
             stack.callback(self._evaluations.close)
             stack.callback(self.reporter.close)
 
-    def _write_summary(self, status: str, reason: str) -> None:
+    def _record_end(self, status: Status, reason: str) -> None:
+        self.reporter.end_status = status
         if self.folder is None or not self.ranks.leads:
             return
         path = self.folder / "summary.json"
@@ -421,6 +424,7 @@ class Trainer(ABC):
         """
         before, self.reporter = self.reporter, Reporter(self, callbacks)
         self.reporter.load_state(before.metrics, before.callback_states(), None)
+        self.reporter.tracker_identities = before.tracker_identities
         if (report := before.unfinished_state()) is not None:
             self.reporter.load_unfinished_state(report)
         if self.stop_signal is None:
@@ -588,7 +592,7 @@ def _whole(counters: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _how_it_ended(error: BaseException) -> tuple[str, str]:
+def _how_it_ended(error: BaseException) -> tuple[Status, str]:
     """Status and reason of a run that did not end by itself."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"stopped at once ({error})" if str(error) else "stopped at once"

@@ -1,99 +1,66 @@
-"""Episodes for recordings and windows: evaluation environments, stepped one at a time."""
+"""Episodes for recordings and windows: policies of checkpoints, and their environments."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import os
-import sys
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
-from rl_training._internal.tree import tree_map
 from rl_training.checkpointing import find_checkpoint
 from rl_training.envs import TeamAdapter
 from rl_training.envs.team_env import team_of
 from rl_training.envs.team_layout import TeamLayout
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import make_eval_env
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.registry import find_entry
+from rl_training.runtime.playing import ActorPlayer, Moment, Player, episode_line, played, shares
+from rl_training.runtime.rendering import (
+    RenderMode,
+    has_display,
+    natural_fps,
+    picture_of,
+    prefer_offscreen,
+    rendering_envs,
+    sdl_without_display,
+)
 from rl_training.runtime.stored import load_state, with_environment
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.seeding import stream_seed
 from rl_training.trust import Trust
-from rl_training.types import ACTION_MASK, Array, Progress
+from rl_training.types import ACTION_MASK
 
 if TYPE_CHECKING:
-    from rl_training.config import TrainConfig
     from rl_training.runtime.policy import TrainedPolicy
 
-RenderMode = Literal["human", "rgb_array"]
-_CONSOLE_FPS = 60
-_USUAL_FPS = 30
+__all__ = [
+    "Moment",
+    "Player",
+    "PolicyPlayer",
+    "RandomPlayer",
+    "check_counts",
+    "episode_line",
+    "evaluation_envs",
+    "has_display",
+    "load_player",
+    "natural_fps",
+    "picture_of",
+    "played",
+    "prefer_offscreen",
+    "sdl_without_display",
+    "shares",
+]
 
 
-@dataclasses.dataclass(frozen=True)
-class Moment:
-    """The state of an episode after a step, or after a reset (step 0)."""
-
-    episode: int
-    """Number of the episode, from 1."""
-    step: int
-    ret: float
-    """Return so far; for Atari the raw score."""
-    over: bool
-    """Whether the episode ended."""
-    last: bool
-    """Whether this is the episode's last moment: it ended or reached ``max_steps``."""
-
-    def caption(self) -> str:
-        """Return the text above a picture."""
-        return f"episode {self.episode}   step {self.step}   return {self.ret:.1f}"
-
-    def result(self) -> str:
-        """Return the line that is printed when the episode ends."""
-        cut = "" if self.over else " (stopped by --max-steps)"
-        return f"{episode_line(self.episode, self.ret, self.step)}{cut}\n"
-
-
-def episode_line(episode: int, ret: float, steps: int) -> str:
-    """Return the number, return and length of an episode in words."""
-    return f"episode {episode}: return {ret:.2f} in {steps} step{'' if steps == 1 else 's'}"
-
-
-class Player(Protocol):
-    """Chooses actions."""
-
-    def begin(self) -> None:
-        """Reset for a new episode."""
-        ...
-
-    def act(self, obs: Any) -> Any:
-        """Return the action for one observation, both in the environment's format."""
-        ...
-
-
-class PolicyPlayer:
+class PolicyPlayer(ActorPlayer):
     """A trained policy, acting as in evaluation."""
 
     def __init__(self, policy: TrainedPolicy, *, deterministic: bool | None, seed: int) -> None:
-        self._actor = policy.evaluation_actor(deterministic, seed)
-        self._policy = policy
-
-    def begin(self) -> None:
-        """Reset the recurrent state."""
-        self._actor.reset(np.ones(1, bool))
-
-    def act(self, obs: Any) -> Any:
-        """Return the action for one observation, computed as a batch of one."""
-        batch = tree_map(lambda leaf: leaf[None], self._policy.obs_spec.cast(obs))
-        action, _ = self._actor.act(batch, Progress(1, 1))
-        return self._policy.action_spec.to_env(action)[0]
+        actor = policy.evaluation_actor(deterministic, seed)
+        super().__init__(actor, policy.obs_spec, policy.action_spec)
 
 
 class TeamPlayer:
@@ -214,6 +181,7 @@ def played(
             if "game_score" in info:  # the raw score, which evaluation reports
                 ret = float(info["game_score"])
             yield Moment(number, step, ret, over, last)
+    return rendering_envs(policy.config, count, mode, (policy.obs_spec, policy.action_spec))
 
 
 def check_counts(num_episodes: int, max_steps: int | None, fps: float | None) -> None:
@@ -223,68 +191,3 @@ def check_counts(num_episodes: int, max_steps: int | None, fps: float | None) ->
             raise ConfigError(f"--{name} must be at least 1; got {value}")
     if fps is not None and not 0 < fps <= 1000:
         raise ConfigError(f"--fps must be above 0, and at most 1000; got {fps:g}")
-
-
-def natural_fps(config: TrainConfig[Any], env: gym.Env[Any, Any]) -> float:
-    """Return the steps per second at which the environment runs in real time."""
-    if config.preprocessing == "atari":
-        return _CONSOLE_FPS / config.atari.frame_skip
-    fps = env.metadata.get("render_fps")
-    return float(fps) if fps else _USUAL_FPS
-
-
-def has_display() -> bool:
-    """Return whether a window can be opened (with SDL's dummy driver an invisible one)."""
-    if sys.platform != "linux":
-        return True
-    names = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-    return any(os.environ.get(name) for name in names)
-
-
-@contextlib.contextmanager
-def sdl_without_display() -> Iterator[None]:
-    """Select SDL's dummy video driver if there is no display, so that pygame prints no error."""
-    if has_display():
-        yield
-        return
-    os.environ["SDL_VIDEODRIVER"] = "dummy"
-    try:
-        yield
-    finally:
-        del os.environ["SDL_VIDEODRIVER"]
-
-
-def prefer_offscreen() -> None:
-    """Make MuJoCo render off screen if there is no display and MUJOCO_GL is not set."""
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")
-
-
-def picture_of(env: gym.Env[Any, Any]) -> Array:
-    """Return a picture of the environment, (height, width, 3) bytes."""
-    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    try:
-        picture: Any = env.render()
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"{name} cannot be rendered ({reason[:200]}){_opengl_hint(error)}"
-        ) from error
-    if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
-        modes = env.metadata.get("render_modes", [])
-        raise UserError(
-            f"{name} returns no pictures with render_mode 'rgb_array'; its metadata lists {modes}"
-        )
-    return picture[..., :3]
-
-
-def _opengl_hint(error: Exception) -> str:
-    """Return what to set if MuJoCo failed for lack of OpenGL, else nothing."""
-    places = traceback.extract_tb(error.__traceback__)
-    if not any("mujoco" in place.filename for place in places):
-        return ""
-    return (
-        ": MuJoCo needs OpenGL. Without a display set MUJOCO_GL=egl (a GPU's driver, or Mesa:"
-        " apt-get install libegl1) or MUJOCO_GL=osmesa (apt-get install libosmesa6); now it is"
-        f" {os.environ.get('MUJOCO_GL') or 'unset'}"
-    )

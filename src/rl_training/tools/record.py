@@ -13,13 +13,15 @@ import tyro
 
 from rl_training._internal.flag_help import HelpText
 from rl_training._internal.flags import parse_flags
+from rl_training.errors import UserError
+from rl_training.runtime.video import captioned, open_video, require_video_extra
 from rl_training.seeding import stream_seed
 from rl_training.terminal import one_line, say, show
-from rl_training.tools.video import captioned, check_output, open_video
 from rl_training.trust import trust_from_flag
 from rl_training.untrusted_files import require_no_links
 
 _SECONDS_BETWEEN_LINES = 5.0
+_FORMATS = (".mp4", ".gif")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def main(args: list[str]) -> int:
         ),
     )
     options: RecordArgs = parse_flags(RecordArgs, args, "rl-training record", text)
-    check_output(Path("video.mp4") if options.output is None else options.output)
+    _check_output(Path("video.mp4") if options.output is None else options.output)
     from rl_training.tools import episodes
 
     episodes.check_counts(options.num_episodes, options.max_steps, options.fps)
@@ -120,6 +122,15 @@ def main(args: list[str]) -> int:
         video = {"output": str(output), "frames": frames, "fps": fps}
         show(json.dumps({**video, "episodes": results}) + "\n")
     return 0
+
+
+def _check_output(path: Path) -> None:
+    """Raise UserError if the format is not supported or a package is missing."""
+    if path.suffix.lower() not in _FORMATS:
+        raise UserError(f"--output {path} must end in {' or '.join(_FORMATS)}")
+    if path.is_dir():
+        raise UserError(f"--output {path} is a folder: give a file name")
+    require_video_extra("recording")
 
 
 def _default_output(options: RecordArgs, step: int | None) -> Path:

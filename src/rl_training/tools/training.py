@@ -59,8 +59,8 @@ TRAIN_GROUPS = (
     Group(
         "evaluation and checkpoints",
         (
-            "eval_interval", "eval_episodes", "eval_deterministic", "checkpoint_interval",
-            "keep_checkpoints", "max_recorded_steps",
+            "eval_interval", "eval_episodes", "eval_deterministic", "record_interval",
+            "checkpoint_interval", "keep_checkpoints", "max_recorded_steps",
         ),
     ),
     Group(
@@ -68,6 +68,7 @@ TRAIN_GROUPS = (
         (
             "output_dir", "progress", "log_interval_steps", "log_interval", "log_info",
             "tensorboard", "wandb", "wandb_project",
+            "mlflow", "mlflow_experiment", "trackers",
         ),
     ),
     Group(

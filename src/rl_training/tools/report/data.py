@@ -26,27 +26,13 @@ _FILES = ("config.yaml", "metadata.json", "metrics.jsonl", "summary.json")
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredRun:
-    """One readable run folder."""
+class RunInfo:
+    """What a run is, from its config and metadata."""
 
     path: Path
     config: Mapping[str, Any]
     """Flat: hyperparameters of the algorithm are 'algo_kwargs.NAME'."""
     metadata: Mapping[str, Any]
-    status: str
-    """'finished', 'interrupted', 'failed', or 'no end recorded' (still running, or killed)."""
-    reason: str
-    step: int
-    total: int
-    seconds: float
-    series: Mapping[str, Series]
-    metric_names: frozenset[str]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is complete."""
-        return self.status == "finished"
 
     @property
     def unit(self) -> Unit:
@@ -77,6 +63,26 @@ class StoredRun:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredRun(RunInfo):
+    """One readable run folder."""
+
+    status: str
+    """'finished', 'interrupted', 'failed', or 'no end recorded' (still running, or killed)."""
+    reason: str
+    step: int
+    total: int
+    seconds: float
+    series: Mapping[str, Series]
+    metric_names: frozenset[str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return self.status == "finished"
+
+
+@dataclasses.dataclass(frozen=True)
 class DamagedRun:
     """A run folder that could not be read."""
 
@@ -92,7 +98,7 @@ def find_run_folders(paths: Sequence[Path]) -> list[Path]:
             raise UserError(f"{path} does not exist")
         if not path.is_dir():
             raise UserError(f"{path} is not a folder: give a run folder, or one that contains some")
-        here = list(_walk(path))
+        here = list(run_folders_below(path))
         if not here:
             raise UserError(
                 f"no runs found in {path}: a run folder contains config.yaml, metadata.json"
@@ -103,7 +109,8 @@ def find_run_folders(paths: Sequence[Path]) -> list[Path]:
     return sorted(found.values())
 
 
-def _walk(path: Path) -> Iterator[Path]:
+def run_folders_below(path: Path) -> Iterator[Path]:
+    """Yield the run folders at or below a folder."""
     for folder, below, files in os.walk(path):
         if sum(name in files for name in _FILES) >= 2:  # a folder that lost a file is still listed
             below.clear()
@@ -128,10 +135,9 @@ def read_runs(
 
 def read_run(folder: Path, metrics: Sequence[str]) -> StoredRun:
     """Read one run folder and the named metrics."""
-    config = _read_config(folder / "config.yaml")
-    metadata = _read_metadata(folder / "metadata.json")
+    info = read_info(folder)
     log = read_log(folder / "metrics.jsonl", metrics)
-    summary = _read_summary(folder / "summary.json")
+    summary = read_summary(folder)
     status, reason = summary.get("status", "no end recorded"), str(summary.get("reason", ""))
     step = summary.get("global_step", log.last_step)
     if not summary:
@@ -141,12 +147,12 @@ def read_run(folder: Path, metrics: Sequence[str]) -> StoredRun:
         status, reason, step = "no end recorded", "resumed; still running, or killed", log.last_step
     return StoredRun(
         path=folder,
-        config=config,
-        metadata=metadata,
+        config=info.config,
+        metadata=info.metadata,
         status=status,
         reason=reason,
         step=step,
-        total=_total(summary) or _total(config),
+        total=total_of(summary) or total_of(info.config),
         seconds=log.seconds,
         series=log.series,
         metric_names=log.names,
@@ -154,7 +160,13 @@ def read_run(folder: Path, metrics: Sequence[str]) -> StoredRun:
     )
 
 
-def _total(content: Mapping[str, Any]) -> int:
+def read_info(folder: Path) -> RunInfo:
+    """Read the config and the metadata of a run folder."""
+    config = _read_config(folder / "config.yaml")
+    return RunInfo(folder, config, _read_metadata(folder / "metadata.json"))
+
+
+def total_of(content: Mapping[str, Any]) -> int:
     """Return the steps that a run is to make; the updates of a run from a dataset alone."""
     return int(content.get("total_updates") or content.get("total_timesteps") or 0)
 
@@ -189,8 +201,9 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_summary(path: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
     """Return the summary that is written when a run ends; empty if there is none yet."""
+    path = folder / "summary.json"
     if not path.exists():
         return {}
     content = read_mapping(path)

@@ -73,7 +73,12 @@ def setting(value: Any) -> str:
 
 def html(value: Any) -> str:
     """Return text escaped for HTML, attributes included; control characters are escaped, too."""
-    return escape(printable(_decoded(str(value))), quote=True)
+    return escape(plain(value), quote=True)
+
+
+def plain(value: Any) -> str:
+    """Return text with control characters escaped, as a page may show it."""
+    return printable(_decoded(str(value)))
 
 
 def _decoded(text: str) -> str:

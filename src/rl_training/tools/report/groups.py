@@ -11,8 +11,19 @@ from typing import Any
 from rl_training.tools.report.data import StoredRun
 from rl_training.tools.report.stats import Unit
 
-_NOT_LEARNING = frozenset(
-    {"seed", "output_dir", "progress", "tensorboard", "wandb", "wandb_project"}
+NOT_LEARNING = frozenset(
+    {
+        "seed",
+        "output_dir",
+        "progress",
+        "tensorboard",
+        "wandb",
+        "wandb_project",
+        "mlflow",
+        "mlflow_experiment",
+        "trackers",
+        "record_interval",
+    }
 )
 """Settings that do not change the result: runs that differ only in these are one group."""
 _TASK = ("env_kwargs", "wrappers", "preprocessing", "atari")
@@ -115,7 +126,7 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in _NOT_LEARNING}
+    return {key: value for key, value in run.config.items() if key not in NOT_LEARNING}
 
 
 def _group(members: list[StoredRun], label: str) -> Group:

@@ -19,10 +19,10 @@ from rl_training.untrusted_files import open_regular
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-_MAX_BYTES = 1 << 30
-_MAX_LINE = 1 << 20
-_MAX_ROWS = 5_000_000
-_MAX_METRICS = 10_000
+MAX_LOG_BYTES = 1 << 30
+MAX_LINE = 1 << 20
+MAX_ROWS = 5_000_000
+MAX_METRICS = 10_000
 _MAX_SECONDS = 1e12
 
 
@@ -55,32 +55,26 @@ def read_log(path: Path, metrics: Sequence[str]) -> Log:
     notes: tuple[str, ...] = ()
     for number, line in _lines(path):
         try:
-            row = json.loads(line)
-            if number == 1 and "format" in row:
-                _check_format(path, row["format"])
-            else:
-                log.add(*_checked(row))
-        except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError):
+            row = parsed_row(path.name, number, line)
+        except DamagedError:
             if not line.endswith("\n"):  # the line was being written
                 notes = ("the last line of metrics.jsonl is incomplete and was left out",)
                 break
-            raise DamagedError(f"{path.name}, line {number}, is not a row of metrics") from None
-        except _OutOfOrderError:
-            raise DamagedError(
-                f"{path.name}, line {number}: the step is smaller than before"
-            ) from None
+            raise
+        if row is not None:
+            log.add(path.name, number, *row)
     return log.result(notes)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, with their numbers, reading the file piece by piece."""
     try:
-        with open_regular(path, _MAX_BYTES) as file:
-            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), start=1):
-                if len(line) > _MAX_LINE or number > _MAX_ROWS:
+        with open_regular(path, MAX_LOG_BYTES) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), start=1):
+                if len(line) > MAX_LINE or number > MAX_ROWS:
                     raise DamagedError(
-                        f"{path.name}, line {number}: more than {_MAX_LINE:,} bytes in a line, or"
-                        f" more than {_MAX_ROWS:,} lines"
+                        f"{path.name}, line {number}: more than {MAX_LINE:,} bytes in a line, or"
+                        f" more than {MAX_ROWS:,} lines"
                     )
                 if line.strip():
                     yield number, line.decode("utf-8")
@@ -92,10 +86,35 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DamagedError(f"{path.name} cannot be read: {error}") from None
 
 
-def _check_format(path: Path, found: Any) -> None:
+def parsed_row(file: str, number: int, line: str) -> tuple[int, dict[str, float]] | None:
+    """Return the step and the metrics of a line; None for the first one, which names the format.
+
+    Raises DamagedError where it is not a row; ``file`` is for its message.
+    """
+    try:
+        row = json.loads(line)
+        if number == 1 and "format" in row:
+            _check_format(file, row["format"])
+            return None
+        return _checked(row)
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError):
+        raise DamagedError(f"{file}, line {number}, is not a row of metrics") from None
+
+
+def out_of_order(file: str, number: int) -> DamagedError:
+    """Return the error for a row whose step is smaller than that of the row before."""
+    return DamagedError(f"{file}, line {number}: the step is smaller than before")
+
+
+def is_drawable(value: float) -> bool:
+    """Return whether a value is finite and within the limits."""
+    return math.isfinite(value) and abs(value) <= MAX_NUMBER
+
+
+def _check_format(file: str, found: Any) -> None:
     if found != FORMAT:
         shown = found if isinstance(found, int) else f"of type {type(found).__name__}"
-        raise DamagedError(f"{path.name} has format {shown}; this version reads format {FORMAT}")
+        raise DamagedError(f"{file} has format {shown}; this version reads format {FORMAT}")
 
 
 def _checked(row: dict[str, Any]) -> tuple[int, dict[str, float]]:
@@ -113,8 +132,24 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-class _OutOfOrderError(Exception):
-    pass
+class Clock:
+    """Seconds of training so far.
+
+    In logs of older versions the time starts from zero at every resume.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._earlier = 0.0
+
+    def advance(self, elapsed: float) -> bool:
+        """Take a row's time; return whether it is a time."""
+        if not 0 <= elapsed <= _MAX_SECONDS:
+            return False
+        if self._earlier + elapsed < self.seconds:
+            self._earlier = self.seconds
+        self.seconds = self._earlier + elapsed
+        return True
 
 
 class _LogReader:
@@ -124,36 +159,30 @@ class _LogReader:
         self._names: set[str] = set()
         self._points = {name: (array("d"), array("d")) for name in metrics}
         self._clock_steps, self._clock_seconds = array("d", [0.0]), array("d", [0.0])
-        self._earlier = 0.0
+        self._clock = Clock()
         self._last_step = 0
         self._left_out = 0
 
-    def add(self, step: int, row: dict[str, float]) -> None:
+    def add(self, file: str, number: int, step: int, row: dict[str, float]) -> None:
         if step < self._last_step:
-            raise _OutOfOrderError
+            raise out_of_order(file, number)
         self._last_step = step
         self._names |= row.keys()
-        if len(self._names) > _MAX_METRICS:
-            raise ValueError
+        if len(self._names) > MAX_METRICS:
+            raise DamagedError(f"{file}, line {number}: more than {MAX_METRICS:,} metrics")
         if "time/elapsed" in row:
-            self._add_time(step, row["time/elapsed"])
+            if self._clock.advance(row["time/elapsed"]):
+                self._clock_steps.append(step)
+                self._clock_seconds.append(self._clock.seconds)
+            else:
+                self._left_out += 1
         for name in row.keys() & self._points.keys():
-            if math.isfinite(row[name]) and abs(row[name]) <= MAX_NUMBER:
+            if is_drawable(row[name]):
                 steps, values = self._points[name]
                 steps.append(step)
                 values.append(row[name])
             else:
                 self._left_out += 1
-
-    def _add_time(self, step: int, elapsed: float) -> None:
-        if not 0 <= elapsed <= _MAX_SECONDS:
-            self._left_out += 1
-            return
-        # In logs of older versions the time starts from zero at every resume.
-        if self._earlier + elapsed < self._clock_seconds[-1]:
-            self._earlier = self._clock_seconds[-1]
-        self._clock_steps.append(step)
-        self._clock_seconds.append(self._earlier + elapsed)
 
     def result(self, notes: tuple[str, ...]) -> Log:
         if self._left_out:

@@ -27,17 +27,10 @@ from rl_training.tools.report.tables import (
     runs_table,
     scores_table,
 )
+from rl_training.tools.report.videos import videos_section
 from rl_training.version import __version__
 
 _NAMES = {EVALUATION: "Evaluation return", TRAINING: "Training return"}
-_SECTIONS = (
-    ("scores", "Final scores"),
-    ("curves", "Learning curves"),
-    ("runs", "Runs"),
-    ("configs", "Configs"),
-    ("origin", "Origin"),
-    ("method", "Method"),
-)
 
 
 def page(report: Report) -> str:
@@ -58,9 +51,25 @@ def page(report: Report) -> str:
         for name, title, body in titled
     )
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in titled)
+    videos = videos_section(report.runs)
+    parts = [
+        ("scores", "Final scores", _scores(report)),
+        ("curves", "Learning curves", _curves(report)),
+        *([("videos", "Videos", videos)] if videos else []),
+        ("runs", "Runs", _runs(report)),
+        ("configs", "Configs", _configs(report)),
+        ("origin", "Origin", _origin(report)),
+        ("method", "Method", _method()),
+    ]
+    sections = "\n".join(
+        f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>\n{body}</section>'
+        for name, title, body in parts
+    )
+    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in parts)
     style, script = _asset("report.css"), _asset("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy += "; media-src data:" if videos else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -139,6 +148,10 @@ def _scores(report: Report) -> str:
 def _runs(report: Report) -> str:
     tables = [runs_table(env, _results_on(report, env)) for env in report.panels]
     return "\n".join([*tables, *([damaged_table(report.damaged)] if report.damaged else [])])
+
+
+def _configs(report: Report) -> str:
+    return configs_tables(report) if report.results else "<p>No run could be read.</p>"
 
 
 def _curves(report: Report) -> str:

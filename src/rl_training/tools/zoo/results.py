@@ -22,7 +22,17 @@ RESULTS = "results.json"
 PLACEMENT = ("device", "acceleration")
 """Settings of where and how a run is computed. A run may differ from its preset in these; they
 are stored with its result."""
-_RECORDING = ("tensorboard", "wandb", "wandb_project", "eval_interval", "log_info")
+_RECORDING = (
+    "tensorboard",
+    "wandb",
+    "wandb_project",
+    "mlflow",
+    "mlflow_experiment",
+    "trackers",
+    "record_interval",
+    "eval_interval",
+    "log_info",
+)
 """Settings of what a run writes and when it is evaluated; they do not change the final policy."""
 
 

@@ -16,7 +16,6 @@ from rl_training._internal.lazy import resolve
 from rl_training.errors import UserError
 from rl_training.types import Array
 
-FORMATS = (".mp4", ".gif")
 _NEEDED = ("imageio_ffmpeg", "PIL")
 _MIN_WIDTH = 320
 _FASTEST_GIF = 50
@@ -25,14 +24,10 @@ _GIF_PALETTES = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse
 """One palette per frame, so that frames can be written before the last one is known."""
 
 
-def check_output(path: Path) -> None:
-    """Raise UserError if the format is not supported or a package is missing."""
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"--output {path} must end in {' or '.join(FORMATS)}")
-    if path.is_dir():
-        raise UserError(f"--output {path} is a folder: give a file name")
+def require_video_extra(what: str) -> None:
+    """Raise UserError naming the extra if a package for videos is missing; ``what`` needs it."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise UserError("recording needs an extra: pip install 'rl_training[video]'")
+        raise UserError(f"{what} needs an extra: pip install 'rl_training[video]'")
 
 
 def captioned(picture: Array, text: str) -> Array:

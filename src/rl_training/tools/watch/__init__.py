@@ -1,0 +1,1 @@
+"""``rl-training watch``: run folders on a web page of this machine, updated while runs write."""
