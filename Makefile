@@ -23,7 +23,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt $(CORE)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,mlflow,offline,ray,multiagent,tune,export,share,video,report,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[atari,mujoco,box2d,wandb,mlflow,offline,ray,multiagent,tune,export,share,video,report,bench,docs,dev]'
 	@touch $@
 
 $(BENCH): pyproject.toml constraints.txt $(CORE)

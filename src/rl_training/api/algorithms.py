@@ -45,8 +45,8 @@ from rl_training.runtime.stored import IN_MEMORY, load_stored
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.workflows import policy_from_state
 from rl_training.shared_folder import require_free
+from rl_training.sharing import portable
 from rl_training.sharing.card import Played
-from rl_training.sharing.portable import origin_of, share_policy
 from rl_training.trust import Trust
 from rl_training.types import EnvInfo
 
@@ -423,6 +423,7 @@ class ManagedAlgorithm:
             without_env=reason_without(state, make),
             origin=origin_of(state, self._digest),
         )
+
     def share(
         self,
         folder: str | Path,
@@ -450,8 +451,8 @@ class ManagedAlgorithm:
             used = self.config.seed if seed is None else seed
             played = Played(result, self.config.eval_deterministic, used)
         digest = state_digest(to_storable(self._state))
-        origin = origin_of(self._checkpoint, self._state, digest)
-        return share_policy(target, self._state, origin, played)
+        origin = portable.origin_of(self._checkpoint, self._state, digest)
+        return portable.share_policy(target, self._state, origin, played)
 
     @classmethod
     def load(

@@ -111,9 +111,7 @@ def missing_attribute(owner: str, name: str) -> str:
     if name in _ATTRIBUTES:
         return f"{text}: {_ATTRIBUTES[name]}"
     known = ("act", "config", "env_info", "evaluate", "export", "learn", "load", "policy")
-    near = did_you_mean(name, (*known, "predict", "result", "run_dir", "save"))
-    known = ("act", "config", "env_info", "evaluate", "learn", "load", "policy", "predict")
-    near = did_you_mean(name, (*known, "result", "run_dir", "save", "share"))
+    near = did_you_mean(name, (*known, "predict", "result", "run_dir", "save", "share"))
     return text + ("." + near if "Did you mean" in near else "")
 
 

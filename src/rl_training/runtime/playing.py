@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training._internal.tree import tree_map
+from rl_training.envs.team_env import team_of
+from rl_training.envs.team_layout import TeamLayout
 from rl_training.types import ActionSpec, ObsSpec, Progress
 
 if TYPE_CHECKING:
@@ -74,6 +76,34 @@ class ActorPlayer:
         batch = tree_map(lambda leaf: leaf[None], self._obs_spec.cast(obs))
         action, _ = self._actor.act(batch, Progress(1, 1))
         return self._action_spec.to_env(action)[0]
+
+
+class TeamPlayer:
+    """Chooses the actions of every agent of a team with an actor."""
+
+    def __init__(self, actor: Actor, layout: TeamLayout) -> None:
+        self._actor = actor
+        self._layout = layout
+
+    def begin(self) -> None:
+        """Reset the recurrent states."""
+        self._actor.reset(np.ones(len(self._layout.agents), bool))
+
+    def act(self, obs: Any) -> Any:
+        """Return the actions of all agents, given the vector of a `TeamEnv`."""
+        rows = self._layout.rows(np.asarray(obs)[None]).obs
+        action, _ = self._actor.act(rows, Progress(1, 1))
+        return self._layout.joined_actions(action, 1)[0]
+
+
+def actor_player(
+    actor: Actor, env: gym.Env[Any, Any], obs_spec: ObsSpec, action_spec: ActionSpec
+) -> Player:
+    """Return the player for an environment, of one agent or of several."""
+    layout = team_of(env.metadata)
+    if layout is None:
+        return ActorPlayer(actor, obs_spec, action_spec)
+    return TeamPlayer(actor, layout)
 
 
 def shares(episodes: int, envs: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rl_training.envs.checks import name_of
 from rl_training.errors import ConfigError, Paused, UserError
 from rl_training.runtime.callbacks import Callback, EvaluationEnd, IterationEnd, TrainingEnd
-from rl_training.runtime.playing import ActorPlayer, played
+from rl_training.runtime.playing import Player, actor_player, played
 from rl_training.runtime.rendering import (
     MakeRenderingEnv,
     natural_fps,
@@ -109,7 +109,7 @@ class RecordingCallback(Callback):
             with sdl_without_display(), _opened(trainer.make_rendering_env) as env:
                 env.reseed(stream_seed(config.seed, "evaluation", step, *shard_key(0)))
                 with open_video(output, natural_fps(config, env)) as add:
-                    for moment in played(env, _player(trainer), 1, max_steps=MAX_STEPS):
+                    for moment in played(env, _player(trainer, env), 1, max_steps=MAX_STEPS):
                         if trainer.stopping.signals.received is not None:
                             raise _StoppedError
                         add(captioned(picture_of(env), moment.caption()))
@@ -130,14 +130,14 @@ class _StoppedError(Exception):
     """A signal arrived while an episode was recorded."""
 
 
-def _player(trainer: Trainer) -> ActorPlayer:
+def _player(trainer: Trainer, env: Any) -> Player:
     config = trainer.config
     sampling = None
     if not config.eval_deterministic:
         sampling = torch_stream(config.seed, "recording_actions", trainer.global_step)
     actor = trainer.spec.eval_actor(trainer.learner, trainer.device, sampling)
     info = trainer.source.info
-    return ActorPlayer(actor, info.obs_spec, info.action_spec)
+    return actor_player(actor, env, info.obs_spec, info.action_spec)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs import EnvFn
+from rl_training.envs import EnvFn, TeamAdapter
 from rl_training.errors import UserError
 from rl_training.eval import make_eval_env
 from rl_training.types import ActionSpec, Array, ObsSpec
@@ -43,7 +43,8 @@ def rendering_envs(
         env_kwargs={**config.env_kwargs, "render_mode": mode}, vectorization="sync", overlap=False
     )
     try:
-        vector: Any = make_eval_env(shown, count, env_fn, spaces).env
+        made = make_eval_env(shown, count, env_fn, spaces)
+        vector: Any = made.teams.env if isinstance(made, TeamAdapter) else made.env
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         if hint := _opengl_hint(error):  # MuJoCo looks for OpenGL when it is imported
             raise UserError(f"{config.env_id} cannot be created{hint}") from error

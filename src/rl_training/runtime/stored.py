@@ -15,7 +15,6 @@ import torch
 from rl_training._internal.coerce import require
 from rl_training._internal.tree import tree_leaves
 from rl_training.checkpointing import Stored, read_checkpoint
-from rl_training.communicator import saved_shards
 from rl_training.communicator import ALONE, saved_shards
 from rl_training.config import TrainConfig, config_from_mapping
 from rl_training.errors import (
@@ -49,12 +48,6 @@ def load_state(path: Path, *, trust: Trust = False) -> dict[str, Any]:
 
 
 def load_stored(path: Path, *, trust: Trust = False) -> Stored:
-    """Read a checkpoint's state, as `load_state` does, and its digest."""
-    stored = read_checkpoint(path)
-    state = stored.state
-    _require_policy(path, state)
-    require_trust(state["config"], trust, path, stored.digest)
-    _upgrade(state)
     """Read a checkpoint's state and its digest, as `load_state` does."""
     if is_shared(path):
         with open_shared(path) as shared:

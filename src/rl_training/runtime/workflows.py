@@ -32,6 +32,8 @@ from rl_training.types import ActionSpec, ObsSpec
 
 def policy_from_state(state: dict[str, Any], device: str | None = None) -> TrainedPolicy:
     """Return the policy of a checkpoint's state."""
+    if state["algorithm"].keys() == {"model"}:  # of a shared folder
+        return policy_from_weights(state, device)
 
     def load(algorithm: Any, communicator: Communicator) -> None:
         algorithm.load_state_dict(local_state(state["algorithm"], communicator))
@@ -45,6 +47,7 @@ def policy_from_weights(state: dict[str, Any], device: str | None = None) -> Tra
     def load(algorithm: Any, communicator: Communicator) -> None:
         del communicator
         algorithm.load_weights(state["algorithm"]["model"])
+        algorithm.module.load_state_dict(state["algorithm"]["model"])  # SAC's temperature, too
 
     return _built(state, device, load)
 
@@ -62,11 +65,6 @@ def _built(
         algorithm = build_algorithm(config, obs_spec, action_spec, place, communicator=communicator)
         try:
             load(algorithm, communicator)
-            if state["algorithm"].keys() == {"model"}:  # of a shared folder
-                algorithm.load_weights(state["algorithm"]["model"])
-                algorithm.module.load_state_dict(state["algorithm"]["model"])  # SAC's temperature
-            else:
-                algorithm.load_state_dict(local_state(state["algorithm"], communicator))
         except (RuntimeError, KeyError, ValueError) as error:
             detail = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit its own config: {detail}") from None

@@ -10,14 +10,17 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.checkpointing import find_checkpoint
-from rl_training.envs import TeamAdapter
-from rl_training.envs.team_env import team_of
-from rl_training.envs.team_layout import TeamLayout
-from rl_training.errors import CheckpointError, ConfigError, UserError
-from rl_training.eval import make_eval_env
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.registry import find_entry
-from rl_training.runtime.playing import ActorPlayer, Moment, Player, episode_line, played, shares
+from rl_training.runtime.playing import (
+    ActorPlayer,
+    Moment,
+    Player,
+    actor_player,
+    episode_line,
+    played,
+    shares,
+)
 from rl_training.runtime.rendering import (
     RenderMode,
     has_display,
@@ -63,35 +66,12 @@ class PolicyPlayer(ActorPlayer):
         super().__init__(actor, policy.obs_spec, policy.action_spec)
 
 
-class TeamPlayer:
-    """A trained policy that acts for every agent of a team, as in evaluation."""
-
-    def __init__(
-        self, policy: TrainedPolicy, layout: TeamLayout, *, deterministic: bool | None, seed: int
-    ) -> None:
-        self._actor = policy.evaluation_actor(deterministic, seed)
-        self._policy = policy
-        self._layout = layout
-
-    def begin(self) -> None:
-        """Reset the recurrent states."""
-        self._actor.reset(np.ones(len(self._layout.agents), bool))
-
-    def act(self, obs: Any) -> Any:
-        """Return the actions of all agents, given the vector of a `TeamEnv`."""
-        rows = self._layout.rows(np.asarray(obs)[None]).obs
-        action, _ = self._actor.act(rows, Progress(1, 1))
-        return self._layout.joined_actions(action, 1)[0]
-
-
 def policy_player(
     policy: TrainedPolicy, env: gym.Env[Any, Any], *, deterministic: bool | None, seed: int
 ) -> Player:
-    """Return the player for an environment of `evaluation_envs`."""
-    layout = team_of(env.metadata)
-    if layout is None:
-        return PolicyPlayer(policy, deterministic=deterministic, seed=seed)
-    return TeamPlayer(policy, layout, deterministic=deterministic, seed=seed)
+    """Return a trained policy as the player for an environment of `evaluation_envs`."""
+    actor = policy.evaluation_actor(deterministic, seed)
+    return actor_player(actor, env, policy.obs_spec, policy.action_spec)
 
 
 class RandomPlayer:
@@ -142,45 +122,6 @@ def evaluation_envs(policy: TrainedPolicy, count: int, mode: RenderMode) -> list
 
     Raises `ConfigError` where their spaces are not those of the policy.
     """
-    config = policy.config
-    shown = config.with_overrides(
-        env_kwargs={**config.env_kwargs, "render_mode": mode}, vectorization="sync", overlap=False
-    )
-    try:
-        spaces = (policy.obs_spec, policy.action_spec)
-        made = make_eval_env(shown, count, spaces=spaces)
-        vector: Any = made.teams.env if isinstance(made, TeamAdapter) else made.env
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        if hint := _opengl_hint(error):  # MuJoCo looks for OpenGL when it is imported
-            raise UserError(f"{config.env_id} cannot be created{hint}") from error
-        raise
-    envs: list[gym.Env[Any, Any]] = list(vector.envs)
-    return envs
-
-
-def shares(episodes: int, envs: int) -> list[int]:
-    """Return the number of episodes of each environment, divided as in `evaluate_actor`."""
-    share, rest = divmod(episodes, envs)
-    return [share + (i < rest) for i in range(envs)]
-
-
-def played(
-    env: gym.Env[Any, Any], player: Player, count: int, *, first: int = 1, max_steps: int | None
-) -> Iterator[Moment]:
-    """Yield the moments of ``count`` episodes, each stopped after ``max_steps``."""
-    for number in range(first, first + count):
-        obs, _ = env.reset()
-        player.begin()
-        step, ret, last = 0, 0.0, False
-        yield Moment(number, step, ret, over=False, last=False)
-        while not last:
-            obs, reward, terminated, truncated, info = env.step(player.act(obs))
-            step, ret = step + 1, ret + float(reward)
-            over = bool(terminated or truncated)
-            last = over or step == max_steps
-            if "game_score" in info:  # the raw score, which evaluation reports
-                ret = float(info["game_score"])
-            yield Moment(number, step, ret, over, last)
     return rendering_envs(policy.config, count, mode, (policy.obs_spec, policy.action_spec))
 
 

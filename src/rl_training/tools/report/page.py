@@ -35,24 +35,9 @@ _NAMES = {EVALUATION: "Evaluation return", TRAINING: "Training return"}
 
 def page(report: Report) -> str:
     """Return the HTML document."""
-    bodies = (
-        _scores(report),
-        _curves(report),
-        _runs(report),
-        configs_tables(report) if report.results else "<p>No run could be read.</p>",
-        _origin(report),
-        _method(),
-    )
-    titled = [(*heading, body) for heading, body in zip(_SECTIONS, bodies, strict=True)]
-    if report.studies:
-        titled.insert(0, ("tuning", "Tuning", studies_section(report.studies)))
-    sections = "\n".join(
-        f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>\n{body}</section>'
-        for name, title, body in titled
-    )
-    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in titled)
     videos = videos_section(report.runs)
     parts = [
+        *([("tuning", "Tuning", studies_section(report.studies))] if report.studies else []),
         ("scores", "Final scores", _scores(report)),
         ("curves", "Learning curves", _curves(report)),
         *([("videos", "Videos", videos)] if videos else []),
