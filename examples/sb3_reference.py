@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize, VecTra
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("model", help="the .zip that model.save wrote")
 parser.add_argument("--algo", required=True, choices=["ppo", "a2c", "dqn", "sac", "td3"])
-parser.add_argument("--env-id", required=True, help="id, or 'my_module:MyEnv-v0'")
+parser.add_argument("--env-id", required=True, help="id, or module:id as in ale_py:ALE/Pong-v5")
 parser.add_argument("--out", required=True, help="the .npz to write")
 parser.add_argument("--steps", type=int, default=256, help="number of observations")
 parser.add_argument("--seed", type=int, default=0)

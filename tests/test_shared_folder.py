@@ -247,7 +247,7 @@ def test_a_killed_process_leaves_no_folder(number: int, original: Path, tmp_path
     if child == 0:
         calls = 0
 
-        def fsync(_: Any) -> None:
+        def fsync(fd: Any) -> None:
             nonlocal calls
             calls += 1
             if calls == number:
