@@ -245,7 +245,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(
 
 
 class Recorder:
-    """Keeps rows, and fails where it is told to."""
+    """Keeps rows, and fails in the method that `fails_in` names."""
 
     made: list[Recorder]
     fails_in: str = ""
