@@ -245,7 +245,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(
 
 
 class Recorder:
-    """Keeps rows, and fails where it is told to."""
+    """Keeps rows, and fails in the method that `fails_in` names."""
 
     made: list[Recorder]
     fails_in: str = ""
@@ -358,7 +358,7 @@ def test_a_missing_extra_is_refused_before_the_run(
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == name else real(n))
-    with pytest.raises(ConfigError, match=rf"pip install 'rl_training\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"in the clone: pip install '.\[{name}\]'"):
         ExperimentManager.setup(make_config(**{name: True}))
 
 

@@ -41,7 +41,9 @@ class MlflowTracker:
         try:
             from mlflow import MlflowClient
         except ImportError:
-            raise ConfigError("mlflow: true needs pip install 'rl_training[mlflow]'") from None
+            raise ConfigError(
+                "mlflow: true needs the extra 'mlflow'; in the clone: pip install '.[mlflow]'"
+            ) from None
         self._make_client = MlflowClient
         self._run = run
         self._rows: queue.Queue[_Row | Status] = queue.Queue(_MOST_WAITING)

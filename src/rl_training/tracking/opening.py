@@ -142,7 +142,9 @@ def check_trackers(config: TrainConfig[Any], *, in_memory: bool) -> None:
         raise ConfigError("wandb: true needs a run folder, and run_dir=None has none")
     for name, wanted in (("wandb", config.wandb), ("mlflow", config.mlflow)):
         if wanted and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"{name}: true needs pip install 'rl_training[{name}]'")
+            raise ConfigError(
+                f"{name}: true needs the extra {name!r}; in the clone: pip install '.[{name}]'"
+            )
     for name in config.trackers:
         _installed(name)
 

@@ -22,7 +22,9 @@ class WandbTracker:
         try:
             import wandb
         except ImportError:
-            raise ConfigError("wandb: true needs pip install 'rl_training[wandb]'") from None
+            raise ConfigError(
+                "wandb: true needs the extra 'wandb'; in the clone: pip install '.[wandb]'"
+            ) from None
         self._run: Any = wandb.init(
             project=run.config.wandb_project,
             name=run.name,
