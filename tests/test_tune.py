@@ -74,7 +74,9 @@ def make_settings(**changes: Any) -> StudySettings:
 
 
 def make_study(folder: Path, *, storage: Path | None = None, **changes: Any) -> TuningStudy:
-    return TuningStudy(make_settings(**changes), "study", folder, storage or folder / "study.db")
+    settings = make_settings(**changes)
+    storage = storage or folder / "study.db"
+    return TuningStudy(settings, "study", folder, storage, "rl-training tune <b>")
 
 
 # -- spaces ----------------------------------------------------------------------------------------
@@ -629,7 +631,8 @@ def test_a_report_shows_the_study_and_leaves_out_its_trials(tmp_path: Path) -> N
     folder = tmp_path / "study"
     study = make_study(folder, seeds=(101,))
     quietly(study, RunsHere(), target=2)
-    write_study(study, "rl-training tune <b>")
+    study = TuningStudy(study.settings, "study", folder, folder / "study.db", "--extend 1")
+    write_study(study)
     written = write_report([tmp_path], tmp_path / "report")
     page = written.page.read_text()
     assert '<h2 id="tuning">Tuning</h2>' in page

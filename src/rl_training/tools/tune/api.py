@@ -130,7 +130,7 @@ def tune(
     folder = Path(output_dir) / name
     require_no_links(folder, Path(output_dir))
     stored_in = folder / "study.db" if storage is None else Path(storage)
-    tuning = TuningStudy(settings, _checked_name(name), folder, stored_in)
+    tuning = TuningStudy(settings, _checked_name(name), folder, stored_in, command)
     lines = LiveLines(shown=progress)
     with (
         contextlib.closing(lines),
@@ -142,9 +142,9 @@ def tune(
             lines,
             target=trials,
             extend=extend,
-            changed=lambda: write_study(tuning, command),
+            changed=lambda: write_study(tuning),
         )
-        return _finish(tuning, evaluated_on, runs, lines, stopped=stopped, command=command)
+        return _finish(tuning, evaluated_on, runs, lines, stopped=stopped)
 
 
 def _finish(
@@ -154,14 +154,13 @@ def _finish(
     lines: LiveLines,
     *,
     stopped: bool,
-    command: str,
 ) -> TuneResult:
     """Write the result, with the final evaluation unless a stop was requested."""
     states = [one.state.name.lower() for one in tuning.trials()]
     result = TuneResult(tuning.folder, stopped, {state: states.count(state) for state in states})
     best = tuning.best()
     if best is None:
-        write_study(tuning, command)
+        write_study(tuning)
         return result
     settings = tuning.settings
     values = settings.space.settings_of(best.params)
@@ -172,9 +171,9 @@ def _finish(
             tuning, best.number, settings.config.with_overrides(**values), seeds, runs, lines
         )
     if tuned_on is not None:
-        text = best_yaml(tuning, best.number, tuned_on, command, final)
+        text = best_yaml(tuning, best.number, tuned_on, final)
         write_best(tuning.folder / BEST, text)
-    write_study(tuning, command, final)
+    write_study(tuning, final)
     return dataclasses.replace(
         result,
         best_trial=best.number,

@@ -26,16 +26,14 @@ _LISTED = 10
 _NOT_KEPT = ("seed", "output_dir", "progress", "log_interval")
 
 
-def best_yaml(
-    study: TuningStudy, number: int, tuned: SeedReturns, command: str, final: Comparison | None
-) -> str:
+def best_yaml(study: TuningStudy, number: int, tuned: SeedReturns, final: Comparison | None) -> str:
     """Return the content of best.yaml: the settings of a trial as a preset."""
     frozen = next(one for one in study.trials() if one.number == number)
     settings = study.settings
     config = settings.config.with_overrides(**settings.space.settings_of(frozen.params))
     content: dict[str, Any] = {"format": CONFIG_FORMAT, **short_settings(config)}
     content["tuned"] = {
-        "command": command,
+        "command": study.command,
         "trial": number,
         "objective": settings.objective,
         "seeds": list(settings.seeds),
@@ -100,7 +98,7 @@ def importances(study: TuningStudy) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def write_study(study: TuningStudy, command: str, final: Comparison | None = None) -> None:
+def write_study(study: TuningStudy, final: Comparison | None = None) -> None:
     """Write study.json: the trials, the best settings and what explains them."""
     trials = study.trials()
     done = [one for one in trials if one.state.name == "COMPLETE" and one.value is not None]
@@ -109,7 +107,7 @@ def write_study(study: TuningStudy, command: str, final: Comparison | None = Non
     content = {
         "format": FORMAT,
         "study": study.name,
-        "command": command,
+        "command": study.command,
         "algo": settings.config.algo,
         "env_id": settings.config.env_id or str(settings.config.dataset),
         "objective": settings.objective,

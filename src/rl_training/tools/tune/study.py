@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-_SETTINGS, _FOLDER, _EXTENDS, _REASON = "rl_training", "folder", "extends", "reason"
+_SETTINGS, _FOLDER, _COMMAND = "rl_training", "folder", "command"
+_EXTENDS, _REASON = "extends", "reason"
 """Names of attributes that are stored with the study and with trials."""
 
 
@@ -57,8 +58,12 @@ class ClaimedTrial:
 class TuningStudy:
     """A study, its folder and its storage."""
 
-    def __init__(self, settings: StudySettings, name: str, folder: Path, storage: Path) -> None:
+    def __init__(
+        self, settings: StudySettings, name: str, folder: Path, storage: Path, command: str = ""
+    ) -> None:
         self.settings, self.name, self.folder = settings, name, folder
+        self.command = command
+        """The command that created the study."""
         self._storage_path = storage
         check_storage(storage)
         try:
@@ -88,9 +93,10 @@ class TuningStudy:
             stored = study.user_attrs
             trials = study.get_trials(deepcopy=False)
         here = os.path.relpath(self.folder, self._storage_path.parent)
-        if not stored and not trials:
-            study.set_user_attr(_SETTINGS, self.settings.to_plain())
+        if set(stored) <= {_FOLDER, _COMMAND} and not trials:  # new, or left while it was made
             study.set_user_attr(_FOLDER, here)
+            study.set_user_attr(_COMMAND, self.command)
+            study.set_user_attr(_SETTINGS, self.settings.to_plain())
             # The first trial is the preset itself, as near as the space allows.
             study.enqueue_trial(self.settings.space.params_near(self.settings.config))
             return study
@@ -101,6 +107,7 @@ class TuningStudy:
                 f" folder, {str(stored.get(_FOLDER))!r} relative to the storage: give the same"
                 " --output-dir and --study as before"
             )
+        self.command = str(stored.get(_COMMAND, self.command))
         return study
 
     # -- which trial comes next ------------------------------------------------------------------
