@@ -342,6 +342,10 @@ def test_metrics_of_the_team_and_of_each_agent(make_config: MakeConfig) -> None:
         assert metrics[f"rollout/return_{agent}_mean"] == value
         assert metrics[f"eval/return_{agent}_mean"] == value
     assert metrics["eval/return_mean"] == metrics["rollout/return_mean"] == sum(each.values())
+    limit = {"path": "gymnasium.wrappers:TimeLimit", "kwargs": {"max_episode_steps": 4}}
+    cut = config.with_overrides(wrappers=[limit])
+    metrics_of_cut = ExperimentManager.setup(cut, env_fn=Mortals, run_dir=None).train().metrics
+    assert metrics_of_cut["eval/return_b_mean"] == 11 + 12 + 13 + 14
     living = sum(lives(agent, t) for agent in "abc" for t in range(LENGTH))
     assert metrics["global_step"] % (2 * living) == 0
 

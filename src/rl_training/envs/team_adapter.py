@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rl_training.envs.adapter import VectorAdapter
 from rl_training.envs.team_env import team_of
 from rl_training.envs.team_layout import Group, TeamStep
 from rl_training.errors import EnvironmentFailure
-from rl_training.types import ACTION_MASK, Array, Obs, VectorStep
+from rl_training.types import ACTION_MASK, Array, Episode, Obs, VectorStep
 
 
 class TeamAdapter:
@@ -44,6 +44,11 @@ class TeamAdapter:
         self.log_info = tuple(f"return_{agent}" for agent in self.agents)
         """Keys of the info at the end of an episode that are logged: the return of each agent."""
         self._acts = np.ones(self.num_envs, bool)
+        self._returns = np.zeros((self.teams.num_envs, len(self.agents)))
+        """Rewards so far of each agent in the current episode of its environment."""
+        self._on_episode: Callable[[int, dict[str, Any]], None] | None = None
+        self._ended: list[tuple[int, dict[str, Any]]] = []
+        """Episodes that ended in this step, with their last infos."""
         self._seen: Any = None
         """The last vectors of the environments."""
 
@@ -83,10 +88,12 @@ class TeamAdapter:
 
     def reset(self) -> Obs:
         """Begin the first episode of every environment."""
+        self._returns[:] = 0
         return self._shown(self.teams.reset())
 
     def reseed(self, seed: int) -> Obs:
         """Begin anew, as another run with another seed would."""
+        self._returns[:] = 0
         return self._shown(self.teams.reseed(seed))
 
     def _shown(self, vectors: Any) -> Obs:
@@ -132,6 +139,7 @@ class TeamAdapter:
         now = after
         if (step.terminated | step.truncated).any():
             now = self.layout.rows(step.obs)  # type: ignore[arg-type]
+        self._count_rewards(after.reward, step.episodes)
         self._seen = step.obs
         following = self._next(now)
         return VectorStep(
@@ -146,8 +154,23 @@ class TeamAdapter:
         )
 
     def watch_episodes(self, on_episode: Callable[[int, dict[str, Any]], None]) -> None:
-        """Call ``on_episode(env, info)`` at the end of each episode, with its last step's info."""
-        self.teams.watch_episodes(on_episode)
+        """Call ``on_episode(env, info)`` at the end of each episode, with its last step's info.
+
+        The returns of the agents are added to it, as ``return_AGENT``.
+        """
+        self._on_episode = on_episode
+        self.teams.watch_episodes(lambda env, info: self._ended.append((env, info)))
+
+    def _count_rewards(self, rewards: Array, episodes: Sequence[Episode]) -> None:
+        """Add the rewards of a step to those of each agent's episode; notify of what ended."""
+        self._returns += self.layout.by_team(rewards, self.teams.num_envs)
+        for env, info in self._ended:
+            if self._on_episode is not None:
+                returns = zip(self.log_info, self._returns[env].tolist(), strict=True)
+                self._on_episode(env, {**info, **dict(returns)})
+        self._ended.clear()
+        for episode in episodes:
+            self._returns[episode.env] = 0
 
     def infos_reader(self) -> Callable[[], list[dict[str, Any]]]:
         """Return a function that returns the info of each environment's last step until now."""
@@ -155,11 +178,16 @@ class TeamAdapter:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that restores the environments."""
-        return {"teams": self.teams.state_dict(), "seen": self._seen}
+        return {
+            "teams": self.teams.state_dict(),
+            "seen": self._seen,
+            "returns": self._returns.copy(),
+        }
 
     def load_state_dict(self, state: dict[str, Any], expected: Obs) -> tuple[Obs, bool]:
         """Restore the environments; return the rows' observations, and whether it is exact."""
         del expected  # part of what the environments have shown
+        self._returns = np.array(state["returns"], np.float64)
         vectors, exact = self.teams.load_state_dict(state["teams"], np.asarray(state["seen"]))
         return self._shown(vectors), exact
 

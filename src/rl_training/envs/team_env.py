@@ -60,7 +60,7 @@ class TeamEnv(gym.Env[Array, Array]):
 
     The observation is the vector that its `TeamLayout` describes, the action the actions of all
     agents one after another, as numbers; those of agents that do not act are ignored. The reward is
-    the sum over the agents. The last info of an episode contains ``return_AGENT`` of each agent.
+    the sum over the agents.
     """
 
     def __init__(self, env: Any, options: TeamOptions) -> None:
@@ -95,7 +95,6 @@ class TeamEnv(gym.Env[Array, Array]):
         self.observation_space = gym.spaces.Box(low, high, (self._layout.size,), np.float32)
         self._ends = np.cumsum([self._actions[agent].size for agent in self._agents])
         self.action_space = gym.spaces.Box(low, high, (int(self._ends[-1]),), np.float64)
-        self._returns = dict.fromkeys(self._agents, 0.0)
         self._last: dict[str, Any] = {}
         """The last observation of each agent whose episode goes on, or ended in the last step."""
 
@@ -144,7 +143,6 @@ class TeamEnv(gym.Env[Array, Array]):
     ) -> tuple[Array, dict[str, Any]]:
         """Begin an episode of all agents."""
         super().reset(seed=seed)
-        self._returns = dict.fromkeys(self._agents, 0.0)
         self._last.clear()
         return self._vector(self._game.reset(seed, options)), {}
 
@@ -156,14 +154,10 @@ class TeamEnv(gym.Env[Array, Array]):
         parts = zip(self._agents, each, strict=True)
         actions = {agent: self._decoded(agent, part) for agent, part in parts if agent in acting}
         step = self._game.step(actions)
-        total = 0.0
-        for agent, reward in step.rewards.items():
-            self._returns[agent] += float(reward)
-            total += float(reward)
+        total = float(sum(step.rewards.values()))
         over = not self._game.alive
-        info = {f"return_{agent}": value for agent, value in self._returns.items()} if over else {}
         truncated = over and bool(step.truncated - step.terminated)
-        return self._vector(step), total, over and not truncated, truncated, info
+        return self._vector(step), total, over and not truncated, truncated, {}
 
     def _decoded(self, agent: str, numbers: Array) -> Any:
         """Return an agent's action in the form of its space."""

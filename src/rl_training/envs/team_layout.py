@@ -153,6 +153,11 @@ class TeamLayout:
         parts = np.split(each, ends, axis=2)
         return np.concatenate([part.reshape(len(each), -1) for part in parts], axis=1)
 
+    def by_team(self, rows: Array, teams: int) -> Array:
+        """Return a value of each row as (teams, agents)."""
+        ends = np.cumsum([teams * len(group.agents) for group in self.groups])[:-1]
+        return np.concatenate([part.reshape(teams, -1) for part in np.split(rows, ends)], axis=1)
+
     def repeated(self, of_teams: Array) -> Array:
         """Return a value of each team for each of its rows."""
         return np.concatenate([np.repeat(of_teams, len(group.agents)) for group in self.groups])

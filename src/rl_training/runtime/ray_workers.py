@@ -39,9 +39,7 @@ _STORE_BYTES = 500_000_000
 def require_ray() -> None:
     """Raise `ConfigError` if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "Ray needs the extra 'ray'; in the clone: pip install '.[ray]'"
-        )
+        raise ConfigError("Ray needs the extra 'ray'; in the clone: pip install '.[ray]'")
 
 
 def connect(num_cpus: float) -> ClusterGuard | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_training._internal.tree import tree_map, tree_stack
 from rl_training.algorithms.moments import Moments
-from rl_training.envs import Adapter, HalvedAdapter, TeamAdapter, VectorAdapter
+from rl_training.envs import Adapter, HalvedAdapter, PlainAdapter, TeamAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.episode_info import WINDOW, EpisodeInfo
@@ -292,12 +292,10 @@ def local_source(
     return LocalSource(env, actor, reward_normalizer, window)
 
 
-def _vectors(env: Adapter) -> list[tuple[int, VectorAdapter]]:
+def _vectors(env: Adapter) -> list[tuple[int, PlainAdapter]]:
     """The vectors that an adapter steps, each with the index of its first environment."""
-    if isinstance(env, VectorAdapter):
+    if not isinstance(env, HalvedAdapter):
         return [(0, env)]
-    if isinstance(env, TeamAdapter):
-        return [(0, env.teams)]
     return [(rows.start, half) for half, rows in zip(env.halves, env.rows, strict=True)]
 
 
