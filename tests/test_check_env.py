@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 import rl_training
-from conftest import MakeConfig
+from conftest import ONLINE, MakeConfig, takes_discrete
 from rl_training import check_env, cli
 from rl_training.envs import VectorAdapter, make_env, make_vector_env
 from rl_training.envs.env_report import EnvReport
@@ -222,6 +222,9 @@ class DictActions(Walk):
     action_space = spaces.Dict({"a": spaces.Discrete(2)})
 
 
+DISCRETE = tuple(algo for algo in ONLINE if takes_discrete(algo))
+
+
 def severities(report: EnvReport) -> dict[str, str]:
     return {finding.check: finding.severity for finding in report.findings}
 
@@ -231,15 +234,13 @@ def test_an_environment_without_fault_has_no_findings() -> None:
     assert report.ok
     assert report.findings == ()
     assert report.name == "Walk"
-    assert report.algorithms == ("ppo", "a2c", "recurrent_ppo", "ppg", "dqn", "drqn")
+    assert report.algorithms == DISCRETE
     assert set(report.refused) == {"sac", "td3"}
     assert report.played.steps == 1000
     assert report.played.steps_per_second > 100
     assert all(5 <= length < 15 for length in report.played.lengths)
     assert report.played.returns == report.played.lengths
-    assert str(report).splitlines()[-1] == (
-        "Walk can be trained on: ppo, a2c, recurrent_ppo, ppg, dqn, drqn"
-    )
+    assert str(report).splitlines()[-1] == f"Walk can be trained on: {', '.join(DISCRETE)}"
 
 
 class NewActionSpace(Walk):
@@ -432,6 +433,7 @@ def test_env_fn_may_be_a_keyword() -> None:
     [
         ({"env": "CartPole"}, "Did you mean 'CartPole-v1'"),
         ({"env": 3}, "check_env takes the id of an environment"),
+        ({"env": "pettingzoo:mpe2/simple_spread_v3"}, "pettingzoo.test.api_test"),
         ({"env": Walk, "env_kwargs": {"a": 1}}, r"given by its id.*env_fn=lambda: Walk\(a=1\)"),
         ({"env": Walk(), "env_kwargs": {"a": 1}}, "no effect on a given environment"),
         ({"env_fn": Walk()}, r"got an environment \(Walk\).*env_fn=MyEnv"),
@@ -459,7 +461,7 @@ def test_the_wrappers_that_are_advised_for_a_text_field_help() -> None:
     ]
     report = check_env(TextField, wrappers=advised)
     assert report.ok
-    assert report.algorithms == ("ppo", "a2c", "recurrent_ppo", "ppg", "dqn", "drqn")
+    assert report.algorithms == DISCRETE
 
 
 def test_check_env_is_public() -> None:

@@ -71,6 +71,8 @@ def assert_same(left: Any, right: Any) -> None:
     elif isinstance(left, VectorStep):
         for one, other in zip(left, right, strict=True):
             assert_same(one, other)
+    elif left is None:
+        assert right is None
     else:
         assert left.dtype == right.dtype
         assert left.tobytes() == right.tobytes()

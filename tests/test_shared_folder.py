@@ -253,7 +253,7 @@ def test_a_killed_process_leaves_no_folder(number: int, original: Path, tmp_path
             if calls == number:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        os.fsync = fsync  # type: ignore[assignment]
+        os.fsync = fsync
         model.share(out, num_episodes=0)
         os._exit(0)
     _, status = os.waitpid(child, 0)

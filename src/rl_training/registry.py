@@ -468,8 +468,12 @@ def _is_tuple(obs_spec: ObsSpec) -> bool:
 
 
 def _others(entry: Entry, can: Callable[[Entry], bool]) -> str:
-    """The end of a refusal: which algorithms would work that learn from data of the same kind."""
-    found = _names(lambda one: one.offline == entry.offline and can(one))
+    """The end of a refusal: which algorithms of the same kind would work."""
+    found = _names(
+        lambda one: (
+            (one.offline, one.multi_agent) == (entry.offline, entry.multi_agent) and can(one)
+        )
+    )
     return f"; use {found}" if found else ""
 
 

@@ -24,6 +24,7 @@ from rl_training.envs.factory import (
 )
 from rl_training.envs.given import GivenEnvironment, release
 from rl_training.envs.ids import find_spec
+from rl_training.envs.team_env import PREFIX
 from rl_training.envs.time_limits import has_time_limit, limit_advice
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.registry import ALGORITHMS, check_spaces
@@ -104,6 +105,11 @@ def _recipe(
     named = [WrapperConfig.from_plain(one, "wrappers") for one in wrappers]
     source: Any = env
     if isinstance(env, str):
+        if env.startswith(f"{PREFIX}:"):
+            raise ConfigError(
+                f"check_env plays environments of one agent, and {env} has several; check it with"
+                " pettingzoo.test.api_test or parallel_api_test"
+            )
         source = find_spec(env)
     elif isinstance(env, gym.Env):
         source = GivenEnvironment(env)
@@ -385,8 +391,8 @@ class _Check:
             return (), {}
         for name in ALGORITHMS.names():
             try:
-                if ALGORITHMS[name].offline:  # it learns from a dataset
-                    continue
+                if ALGORITHMS[name].offline or ALGORITHMS[name].multi_agent:
+                    continue  # it learns from a dataset, or trains several agents
                 check_spaces(name, *self._specs)
                 able.append(name)
             except ConfigError as error:
