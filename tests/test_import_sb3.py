@@ -349,6 +349,8 @@ def test_the_wrong_environment_is_named(tmp_path: Path) -> None:
         convert_raising(file, "Acrobot-v1", expected, tmp_path / "out")
     with pytest.raises(UserError, match="no NatureCNN"):
         convert_raising(file, PICTURES, expected, tmp_path / "out")
+    with pytest.raises(UserError, match="no Box actions.*bounded Box: is it the environment"):
+        convert_raising(file, "Pendulum-v1", expected, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from optuna.trial import TrialState
 from rl_training import tune
 from rl_training.cli import main
 from rl_training.config import TrainConfig, config_from_file, config_from_mapping, preset_names
-from rl_training.errors import ConfigError, EnvironmentFailure, UserError
+from rl_training.errors import ConfigError, EnvironmentFailure, StorageError, UserError
 from rl_training.registry import ALGORITHMS, config_type
 from rl_training.runs import read_json
 from rl_training.search_space import Choice, Range, declared_space
@@ -409,6 +409,12 @@ def test_a_storage_that_is_none_is_refused(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         make_study(tmp_path, storage=tmp_path / name)
+
+
+def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "study.db.lock").mkdir()
+    with pytest.raises(StorageError, match=r"cannot write .*study\.db\.lock: Is a directory"):
+        make_study(tmp_path / "study", storage=tmp_path / "study.db")
 
 
 def test_a_study_of_others_is_neither_continued_nor_unpickled(tmp_path: Path) -> None:
