@@ -182,7 +182,9 @@ def test_the_card_has_the_metadata_of_hugging_face(run: Path, tmp_path: Path) ->
 
 def test_nothing_in_the_folder_names_this_machine(run: Path, tmp_path: Path) -> None:
     model = SAC.load(run)
-    changed = model.config.with_overrides(init_from=run, torch_threads=1, mlflow=True, trackers=["x"])
+    changed = model.config.with_overrides(
+        init_from=run, torch_threads=1, mlflow=True, trackers=["x"]
+    )
     assert model._state is not None
     model._state["config"] = changed.to_dict()
     out = model.share(tmp_path / "policy", num_episodes=0)
