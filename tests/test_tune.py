@@ -559,8 +559,7 @@ def test_a_pruned_run_saves_and_can_be_extended_exactly(tmp_path: Path) -> None:
     config = short_config(total_timesteps=20_480, num_envs=8)
     study = make_study(tmp_path, config=config, evaluations=10, seeds=(101,))
     study.study.pruner = Always()
-    runs = LocalRuns(1)
-    assert not quietly(study, runs, target=1)
+    assert not quietly(study, LocalRuns(1), target=1)
     (trial,) = study.trials()
     assert trial.state == TrialState.PRUNED
     (run,) = (tmp_path / "trial-0000" / "seed101").glob("ppo__*")
@@ -569,7 +568,7 @@ def test_a_pruned_run_saves_and_can_be_extended_exactly(tmp_path: Path) -> None:
     assert summary["global_step"] < 20_480
     with pytest.raises(UserError, match="trial 3 of the study 'study' does not exist"):
         study.extend(3)
-    assert not quietly(study, runs, target=1, extend=(0,))
+    assert not quietly(study, RunsHere(), target=1, extend=(0,))
     pruned, extended = study.trials()
     assert pruned.state == TrialState.PRUNED
     assert extended.state == TrialState.COMPLETE
