@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 import random
-import subprocess
+import runpy
 import sys
 import zipfile
 from collections.abc import Callable
@@ -214,16 +214,9 @@ def test_an_imported_policy_is_evaluated_and_trained_on(
 # -- the script and VecNormalize -------------------------------------------------------------------
 
 
-def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests"}
-    script = ROOT / "examples" / "sb3_reference.py"
-    return subprocess.run(
-        [sys.executable, script, *words],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-
-
-def test_the_script_writes_references_and_statistics(tmp_path: Path) -> None:
+def test_the_script_writes_references_and_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With an epsilon and a clipping that are not the usual ones."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
@@ -234,10 +227,13 @@ def test_the_script_writes_references_and_statistics(tmp_path: Path) -> None:
     for _ in range(50):
         env.step(np.array([env.action_space.sample()]))
     env.save(str(tmp_path / "vec.pkl"))
-    run_script(
-        tmp_path, "model.zip", "--algo", "td3", "--env-id", "Pendulum-v1", "--out", "ref.npz",
+    script = ROOT / "examples" / "sb3_reference.py"
+    monkeypatch.setattr(sys, "argv", [
+        script.name, "model.zip", "--algo", "td3", "--env-id", "Pendulum-v1", "--out", "ref.npz",
         "--vecnormalize", "vec.pkl", "--statistics", "stats.npz", "--steps", "40",
-    )  # fmt: skip
+    ])  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
     words = (file, "Pendulum-v1", tmp_path / "ref.npz")
     with pytest.raises(UserError, match=r"does not agree.*--vecnormalize"):
         convert_raising(*words, tmp_path / "without")
@@ -349,6 +345,8 @@ def test_the_wrong_environment_is_named(tmp_path: Path) -> None:
         convert_raising(file, "Acrobot-v1", expected, tmp_path / "out")
     with pytest.raises(UserError, match="no NatureCNN"):
         convert_raising(file, PICTURES, expected, tmp_path / "out")
+    with pytest.raises(UserError, match=r"no Box actions.*bounded Box: is it the environment"):
+        convert_raising(file, "Pendulum-v1", expected, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

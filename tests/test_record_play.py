@@ -298,6 +298,10 @@ def test_nothing_is_left_of_a_recording_that_fails(dots: Any, tmp_path: Path, ca
     assert run("record", "--checkpoint", checkpoint, "--output", output) == 2
     assert "changed size" in capsys.readouterr().err
     assert not list(output.parent.iterdir())
+    (tmp_path / "file").touch()
+    no_folder = tmp_path / "file" / "video.mp4"
+    assert run("record", "--checkpoint", checkpoint, "--output", no_folder) == 2
+    assert f"error: cannot write {no_folder}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

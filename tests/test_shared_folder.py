@@ -182,7 +182,9 @@ def test_the_card_has_the_metadata_of_hugging_face(run: Path, tmp_path: Path) ->
 
 def test_nothing_in_the_folder_names_this_machine(run: Path, tmp_path: Path) -> None:
     model = SAC.load(run)
-    changed = model.config.with_overrides(init_from=run, torch_threads=1, wandb_project="x")
+    changed = model.config.with_overrides(
+        init_from=run, torch_threads=1, mlflow=True, trackers=["x"]
+    )
     assert model._state is not None
     model._state["config"] = changed.to_dict()
     out = model.share(tmp_path / "policy", num_episodes=0)
@@ -191,6 +193,7 @@ def test_nothing_in_the_folder_names_this_machine(run: Path, tmp_path: Path) -> 
         assert str(Path.home()).encode() not in path.read_bytes().replace(b"~/", b""), path.name
     config = yaml.safe_load((out / CONFIG).read_text())
     assert (config["output_dir"], config["init_from"], config["device"]) == ("runs", None, "auto")
+    assert (config["mlflow"], config["trackers"]) == (False, [])
 
 
 def test_infinite_bounds_are_valid_json(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -35,22 +34,28 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SETTINGS = [
     *("--env-id", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--eval-episodes", "1"),
-    *("--no-progress", "--no-tensorboard", "--json", "--total-timesteps", "256"),
+    *("--no-progress", "--no-tensorboard", "--total-timesteps", "256"),
 ]
 
 
+PROGRAM = """
+import pathlib, sys
+from rl_training.cli import main
+assert main(["train", *sys.argv[1:]]) == 0
+(folder,) = pathlib.Path("runs").iterdir()
+assert main(["resume", str(folder), "--total-timesteps", "512"]) == 0
+"""
+
+
 def test_an_installed_tracker_gets_a_run_and_its_resume(installed: Path, tmp_path: Path) -> None:
-    cli = ("-m", "rl_training.cli")
-    trained = run(installed, tmp_path, *cli, "train", *SETTINGS, "--trackers", "csv")
-    assert trained.returncode == 0, trained.stderr
-    folder = json.loads(trained.stdout.splitlines()[-1])["run_dir"]
-    resumed = run(installed, tmp_path, *cli, "resume", folder, "--total-timesteps", "512")
-    assert resumed.returncode == 0, resumed.stderr
+    done = run(installed, tmp_path, "-c", PROGRAM, *SETTINGS, "--trackers", "csv")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
     lines = (tmp_path / "all_runs.csv").read_text().splitlines()
     cells = [line.split(",") for line in lines]
     assert len({row[0] for row in cells}) == 1
     ends = [row[1:] for row in cells if row[1] in ("start", "resume", "end")]
-    name = Path(folder).name
+    name = folder.name
     finished = ["end", "", "finished"]
     assert ends == [["start", "0", name], finished, ["resume", "256", name], finished]
     steps = [int(row[2]) for row in cells if row[1] == "losses/loss"]

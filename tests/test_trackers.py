@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ import pytest
 
 from conftest import MakeConfig
 from rl_training import PPO
+from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runs import read_json
@@ -239,6 +241,21 @@ def test_a_server_that_does_not_answer_holds_nothing_up(
             result = ExperimentManager.setup(make_config(mlflow=True)).train()
         assert time.monotonic() - started < 20
     assert result.stop_reason == "total_timesteps reached"
+
+
+def test_retries_draw_no_random_numbers_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment may use the global generator, which a checkpoint holds."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # refuses connections
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", raising=False)
+    config = TrainConfig(algo="ppo", env_id="CartPole-v1", mlflow=True)
+    before = random.getstate()
+    tracker = mlflow_tracking.MlflowTracker(TrackedRun("x", config, None, list, {}, lambda _: None))
+    with pytest.raises(Exception, match="Max retries exceeded"):
+        tracker.close("finished")
+    assert random.getstate() == before
 
 
 # -- trackers that fail ----------------------------------------------------------------------------

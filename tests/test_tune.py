@@ -7,8 +7,7 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,18 @@ from optuna.trial import TrialState
 from rl_training import tune
 from rl_training.cli import main
 from rl_training.config import TrainConfig, config_from_file, config_from_mapping, preset_names
-from rl_training.errors import ConfigError, EnvironmentFailure, UserError
+from rl_training.errors import ConfigError, EnvironmentFailure, StorageError, UserError
 from rl_training.registry import ALGORITHMS, config_type
 from rl_training.runs import read_json
 from rl_training.search_space import Choice, Range, declared_space
 from rl_training.tools.report.log import Series
-from rl_training.tools.tune import api
+from rl_training.tools.tune import api, loop, trial
 from rl_training.tools.tune.api import study_name
 from rl_training.tools.tune.loop import run_trials
 from rl_training.tools.tune.result import short_settings, write_study
 from rl_training.tools.tune.scores import interquartile_mean, interval, score
 from rl_training.tools.tune.settings import StudySettings, final_seeds, tuning_seeds
 from rl_training.tools.tune.space import declared, read_space
-from rl_training.tools.tune.storage import lock_file, open_storage
 from rl_training.tools.tune.study import TuningStudy
 from rl_training.tools.tune.trial import TrialRun
 from rl_training.tools.zoo.jobs import Job, command, job_status
@@ -75,8 +73,15 @@ def make_settings(**changes: Any) -> StudySettings:
 
 def make_study(folder: Path, *, storage: Path | None = None, **changes: Any) -> TuningStudy:
     settings = make_settings(**changes)
-    storage = storage or folder / "study.db"
+    storage = storage or folder / "study.log"  # a database takes longer to create
     return TuningStudy(settings, "study", folder, storage, "rl-training tune <b>")
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(trial, "_READ_SECONDS", 0.1)
 
 
 # -- spaces ----------------------------------------------------------------------------------------
@@ -258,9 +263,7 @@ def test_the_interquartile_mean_is_rliables() -> None:
 
 
 @pytest.mark.parametrize("file", ["study.db", "study.log"])
-def test_the_preset_is_the_first_trial_and_settings_do_not_change(
-    file: str, tmp_path: Path
-) -> None:
+def test_the_preset_is_the_first_trial_and_a_study_is_continued(file: str, tmp_path: Path) -> None:
     study = make_study(tmp_path, storage=tmp_path / file)
     first = study.next_trial(2)
     assert first is not None
@@ -275,6 +278,12 @@ def test_the_preset_is_the_first_trial_and_settings_do_not_change(
     best = again.best()
     assert best is not None
     assert best.number == 1
+    with pytest.raises(UserError, match="another folder"):
+        make_study(tmp_path / "elsewhere", storage=tmp_path / file)
+
+
+def test_the_settings_of_a_study_do_not_change(tmp_path: Path) -> None:
+    make_study(tmp_path)
     for change, named in (
         ({"seeds": (101,)}, r"seeds \(\[101, 102\] instead of \[101\]\)"),
         ({"config": short_config(total_timesteps=2048)}, "total_timesteps"),
@@ -284,9 +293,7 @@ def test_the_preset_is_the_first_trial_and_settings_do_not_change(
         ({"sampler_seed": 2}, "sampler_seed"),
     ):
         with pytest.raises(UserError, match=f"other settings.*{named}"):
-            make_study(tmp_path, storage=tmp_path / file, **change)
-    with pytest.raises(UserError, match="another folder"):
-        make_study(tmp_path / "elsewhere", storage=tmp_path / file)
+            make_study(tmp_path, **change)
 
 
 def numbers_of(study: TuningStudy) -> list[dict[str, Any]]:
@@ -304,9 +311,7 @@ def test_a_continued_study_samples_what_an_uninterrupted_one_would(
         study = None
         for value in range(13 if sampler == "tpe" else 5):
             if study is None or (reopened and value in (3, 11)):
-                study = make_study(
-                    folder, sampler=sampler, space=space, storage=folder / "study.log"
-                )
+                study = make_study(folder, sampler=sampler, space=space)
             claimed = study.next_trial(20)
             assert claimed is not None
             study.finish(claimed, float(value % 4))
@@ -343,23 +348,27 @@ def test_a_sampler_without_its_package_is_an_error_that_names_it(
 @pytest.mark.parametrize("file", ["study.db", "study.log"])
 def test_a_trial_of_a_killed_process_is_claimed_by_another(file: str, tmp_path: Path) -> None:
     storage = tmp_path / file
-    study = make_study(tmp_path, storage=storage)
-    worker = subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "tune_worker.py", tmp_path, storage],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ENV,
-    )
+    read, write = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        try:
+            claimed = make_study(tmp_path, storage=storage).next_trial(10)
+            os.write(write, b"none" if claimed is None else b"%d" % claimed.number)
+            time.sleep(60)
+        finally:
+            os._exit(1)
     try:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "0\n"
+        assert os.read(read, 10) == b"0"
+        study = make_study(tmp_path, storage=storage)
         mine = study.next_trial(2)
         assert mine is not None
         assert mine.number == 1, "the other one is running"
         assert study.next_trial(2) is None
     finally:
-        worker.send_signal(signal.SIGKILL)
-        worker.communicate(timeout=30)
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+        os.close(read)
+        os.close(write)
     left = study.next_trial(2)
     assert left is not None
     assert left.number == 0
@@ -411,6 +420,12 @@ def test_a_storage_that_is_none_is_refused(
         make_study(tmp_path, storage=tmp_path / name)
 
 
+def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "study.db.lock").mkdir()
+    with pytest.raises(StorageError, match=r"cannot write .*study\.db\.lock: Is a directory"):
+        make_study(tmp_path / "study", storage=tmp_path / "study.db")
+
+
 def test_a_study_of_others_is_neither_continued_nor_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     optuna.create_study(study_name="study", storage=f"sqlite:///{path}").ask()
@@ -423,11 +438,15 @@ def test_a_study_of_others_is_neither_continued_nor_unpickled(tmp_path: Path) ->
 def test_choices_of_another_study_are_not_taken(tmp_path: Path) -> None:
     """A stored value outside the space is refused, whatever it names."""
     study = make_study(tmp_path, space={"activation": ["tanh", "relu"]})
-    storage = open_storage(tmp_path / "study.db")
-    assert lock_file(tmp_path / "study.db").is_file()
-    assert study.study._storage is not storage
+    values = optuna.distributions.CategoricalDistribution(("os:system",))
+    planted = optuna.trial.create_trial(
+        params={"activation": "os:system"}, distributions={"activation": values}, value=1e9
+    )
+    study.study.add_trial(planted)
+    best = study.best()
+    assert best is not None
     with pytest.raises(ConfigError, match="within the space"):
-        study.settings.space.settings_of({"activation": "os:system"})
+        study.settings.trial_config(best.params)
 
 
 # -- trials that are real runs ---------------------------------------------------------------------
@@ -540,8 +559,7 @@ def test_a_pruned_run_saves_and_can_be_extended_exactly(tmp_path: Path) -> None:
     config = short_config(total_timesteps=20_480, num_envs=8)
     study = make_study(tmp_path, config=config, evaluations=10, seeds=(101,))
     study.study.pruner = Always()
-    runs = LocalRuns(1)
-    assert not quietly(study, runs, target=1)
+    assert not quietly(study, LocalRuns(1), target=1)
     (trial,) = study.trials()
     assert trial.state == TrialState.PRUNED
     (run,) = (tmp_path / "trial-0000" / "seed101").glob("ppo__*")
@@ -550,7 +568,7 @@ def test_a_pruned_run_saves_and_can_be_extended_exactly(tmp_path: Path) -> None:
     assert summary["global_step"] < 20_480
     with pytest.raises(UserError, match="trial 3 of the study 'study' does not exist"):
         study.extend(3)
-    assert not quietly(study, runs, target=1, extend=(0,))
+    assert not quietly(study, RunsHere(), target=1, extend=(0,))
     pruned, extended = study.trials()
     assert pruned.state == TrialState.PRUNED
     assert extended.state == TrialState.COMPLETE
@@ -631,7 +649,7 @@ def test_a_report_shows_the_study_and_leaves_out_its_trials(tmp_path: Path) -> N
     folder = tmp_path / "study"
     study = make_study(folder, seeds=(101,))
     quietly(study, RunsHere(), target=2)
-    study = TuningStudy(study.settings, "study", folder, folder / "study.db", "--extend 1")
+    study = TuningStudy(study.settings, "study", folder, folder / "study.log", "--extend 1")
     write_study(study)
     written = write_report([tmp_path], tmp_path / "report")
     page = written.page.read_text()

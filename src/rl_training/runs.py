@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import re
+import secrets
+import shutil
 import subprocess
 import sys
 import weakref
@@ -111,6 +113,42 @@ def storage_errors() -> Iterator[None]:
             raise
         where = f"cannot write {error.filename}" if error.filename else "cannot write"
         raise StorageError(f"{where}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside ``place`` for files, and rename it to ``place`` at the end.
+
+    So ``place``, which must be missing or empty before, is complete and durable or absent. On
+    failure the hidden folder is deleted, with the parent folders that were made for it.
+    """
+    parents = [parent for parent in place.absolute().parents if not parent.exists()]
+    hidden = place.absolute().with_name(f".{place.name}-{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            hidden.mkdir(parents=True)
+        except OSError as error:  # a file where a folder is needed is a mistake of the user
+            kind = StorageError if is_storage_error(error) else UserError
+            raise kind(f"cannot create {place}: {error.strerror}") from None
+        yield hidden
+        try:
+            for path in hidden.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            if place.is_dir():
+                place.rmdir()
+            hidden.rename(place)
+        except OSError as error:
+            raise StorageError(f"cannot write {place}: {error.strerror}") from error
+        sync_folder(place.absolute().parent)
+    except BaseException as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else may have written there
+            for parent in parents:
+                parent.rmdir()
+        if is_storage_error(error) and isinstance(error, OSError):
+            raise StorageError(f"cannot write {place}: {error.strerror}") from error
+        raise
 
 
 def refuse_links(run_dir: Path) -> None:

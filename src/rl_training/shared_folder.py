@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +19,8 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from rl_training._internal.yaml_io import dump_yaml, load_yaml
-from rl_training.errors import CheckpointError, ConfigError, StorageError, UserError
-from rl_training.runs import is_storage_error
+from rl_training.errors import CheckpointError, ConfigError, UserError
+from rl_training.runs import new_folder
 from rl_training.safetensors_file import (
     Described,
     Header,
@@ -227,21 +226,8 @@ def write_shared(
         SPACES: spaces_text.encode(),
         CARD: card.replace("{model_sha256}", sha256).encode(),
     }
-    temporary = folder.parent / f".{folder.name}-{os.getpid()}.tmp"
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(folder) as hidden:
         for name, data in files.items():
-            with (temporary / name).open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        if folder.is_dir():
-            folder.rmdir()
-        temporary.rename(folder)
-    except OSError as error:
-        kind = StorageError if is_storage_error(error) else UserError
-        raise kind(f"cannot write {folder}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (hidden / name).write_bytes(data)
     remember_own(config, _digest(config_text, spaces_text))
     return sha256

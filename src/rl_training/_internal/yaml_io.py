@@ -152,8 +152,10 @@ def load_yaml_file(path: Path) -> Any:
     """Parse a file."""
     try:
         text = read_regular(path, MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from None
     return load_yaml(text, str(path))
 
 

@@ -17,7 +17,7 @@ from rl_training.checkpointing import state_digest, to_storable
 from rl_training.config import TrainConfig
 from rl_training.export.formats import FILES, packages_of
 from rl_training.export.module import PolicyModule
-from rl_training.runs import storage_errors, versions
+from rl_training.runs import versions
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -97,8 +97,7 @@ def policy_metadata(
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file that any parser reads: without NaN and infinities."""
-    with storage_errors():
-        path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import secrets
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rl_training._internal.coerce import coerce
 from rl_training.envs import EnvFn
-from rl_training.errors import ConfigError, ParityError, StorageError, UserError, did_you_mean
+from rl_training.errors import ConfigError, ParityError, UserError, did_you_mean
 from rl_training.export import formats, loading
 from rl_training.export.formats import FILES, FormatName
 from rl_training.export.metadata import (
@@ -28,7 +23,7 @@ from rl_training.export.module import PolicyModule, copied_to_cpu, module_of
 from rl_training.export.observations import observe
 from rl_training.export.parity import TOLERANCE, Parity, Run, compare
 from rl_training.export.signature import ACTION, EPISODE_START, NEXT_STATE, STATE
-from rl_training.runs import storage_errors, sync_folder
+from rl_training.runs import new_folder
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.trust import remember_own
 from rl_training.types import Array
@@ -79,7 +74,7 @@ def export_policy(
     module = module_of(policy, stochastic=stochastic)
     seen = observe(policy, module.model, env_fn, without=without_env, required=needs_env)
     about = policy_metadata(policy, module, format, origin or Origin())
-    with _new_folder(target) as temporary:
+    with new_folder(target) as temporary:
         _write_file(policy, module, format, temporary / FILES[format])
         write(temporary / POLICY_FILE, about)
         if format == "safetensors":
@@ -95,15 +90,14 @@ def export_policy(
 
 
 def _write_file(policy: TrainedPolicy, module: PolicyModule, name: str, path: Path) -> None:
-    with storage_errors():
-        if name == "onnx":
-            formats.write_onnx(module, path)
-        elif name == "torch":
-            formats.write_torch(module, path)
-        else:
-            from safetensors.torch import save_file
+    if name == "onnx":
+        formats.write_onnx(module, path)
+    elif name == "torch":
+        formats.write_torch(module, path)
+    else:
+        from safetensors.torch import save_file
 
-            save_file(weights_of(policy), path)
+        save_file(weights_of(policy), path)
 
 
 def _opened(module: PolicyModule, format_: str, folder: Path) -> Run:
@@ -141,36 +135,3 @@ def check_request(target: Path, name: str, stochastic: bool, tolerance: float) -
         used = target.exists() or target.is_symlink()
     if used:
         raise UserError(f"{target} exists: name another folder, or delete it first")
-
-
-@contextlib.contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``target``; rename it at the end.
-
-    On failure it is deleted, with the parent folders that were made for it.
-    """
-    place = target.absolute()
-    new_parents = [parent for parent in place.parents if not parent.exists()]
-    temporary = place.with_name(f".{place.name}-{secrets.token_hex(4)}.tmp")
-    try:
-        try:
-            with storage_errors():
-                temporary.mkdir(parents=True)
-        except OSError as error:  # a file where a folder is needed
-            raise UserError(f"cannot create {target}: {error.strerror}") from None
-        yield temporary
-        with storage_errors():
-            for path in temporary.iterdir():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        try:
-            temporary.rename(place)
-        except OSError as error:
-            raise StorageError(f"cannot write {target}: {error.strerror}") from error
-        sync_folder(place.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # somebody else may have written there
-            for parent in new_parents:
-                parent.rmdir()
-        raise

@@ -56,14 +56,17 @@ def open_video(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
     encoder = _Encoder(temporary, fps)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()  # ffmpeg would explain in many lines why it cannot
         yield encoder.add
         encoder.finish()
         temporary.replace(path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        reason = error.strerror or str(error).partition("\n")[0]  # of many about ffmpeg
+        raise UserError(f"cannot write {path}: {reason}") from error
     finally:
         encoder.finish()
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 class _Encoder:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, UserError
+from rl_training.runs import new_folder
 from rl_training.shared_folder import (
     CARD,
     FILES,
@@ -87,27 +87,18 @@ def fetch(repository: str, folder: Path, revision: str | None = None) -> str:
             f"{repository} holds no policy of rl_training: it lacks {', '.join(sorted(missing))}"
         )
     commit = str(info.sha)
-    temporary = folder.parent / f".{folder.name}-{os.getpid()}.tmp"
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(folder) as hidden:
         for name in FILES:
             if name in sizes:
                 _require_size(repository, name, sizes[name])
                 with _explained(f"{repository} was not downloaded"):
                     found = api.hf_hub_download(
-                        repository, name, revision=commit, local_dir=temporary / _CLIENTS_FILES
+                        repository, name, revision=commit, local_dir=hidden / _CLIENTS_FILES
                     )
-                Path(found).rename(temporary / name)
-        shutil.rmtree(temporary / _CLIENTS_FILES)
-        with open_shared(temporary / WEIGHTS) as shared:
+                Path(found).rename(hidden / name)
+        shutil.rmtree(hidden / _CLIENTS_FILES)
+        with open_shared(hidden / WEIGHTS) as shared:
             shared.with_weights()  # raises where they are damaged
-        if folder.is_dir():
-            folder.rmdir()
-        temporary.rename(folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return commit
 
 

@@ -20,6 +20,8 @@ _OF_THE_MACHINE = {
     "device": "auto",
     "torch_threads": None,
     "wandb": False,
+    "mlflow": False,
+    "trackers": (),
 }
 """Settings that concern the machine of a run and not its policy, and their values elsewhere."""
 

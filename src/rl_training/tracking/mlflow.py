@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import queue
 import re
@@ -44,6 +45,8 @@ class MlflowTracker:
             raise ConfigError(
                 "mlflow: true needs the extra 'mlflow'; in the clone: pip install '.[mlflow]'"
             ) from None
+        # Retries would draw from Python's global random generator, which environments may use.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
         self._make_client = MlflowClient
         self._run = run
         self._rows: queue.Queue[_Row | Status] = queue.Queue(_MOST_WAITING)

@@ -69,7 +69,14 @@ def _actor_critic(
     settings, weights = _encoder(taken, image, prefixes, "")
     actor = [*taken.layers("mlp_extractor.policy_net"), taken.layer("action_net")]
     critic = [*taken.layers("mlp_extractor.value_net"), taken.layer("value_net")]
-    if action_spec.kind == "box":
+    is_gaussian = taken.has("log_std")
+    if is_gaussian != (action_spec.kind == "box"):
+        raise UserError(
+            f"{taken.path} has {'' if is_gaussian else 'no '}Box actions, and those of the"
+            f" environment are {action_spec.described}: is it the environment that the model was"
+            " trained on?"
+        )
+    if is_gaussian:
         log_std = taken.tensor("log_std")
         actor[-1], weights["head.log_std"] = _in_policy_units(actor[-1], log_std, action_spec)
     weights |= {**_mlp("actor", actor), **_mlp("critic", critic)}

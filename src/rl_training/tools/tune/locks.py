@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl_training.errors import UserError
-from rl_training.runs import RunLock
+from rl_training.errors import StorageError, UserError
+from rl_training.runs import RunLock, storage_errors
 
 
 @contextlib.contextmanager
@@ -19,7 +19,10 @@ def locked(path: Path) -> Iterator[None]:
         return
     import fcntl
 
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -30,7 +33,8 @@ def locked(path: Path) -> Iterator[None]:
 
 def try_lock(folder: Path) -> RunLock | None:
     """Return the lock of a folder, which is created if missing; None if another process has it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with storage_errors():
+        folder.mkdir(parents=True, exist_ok=True)
     try:
         return RunLock(folder)
     except UserError:

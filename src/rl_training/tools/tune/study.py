@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError, UserError
-from rl_training.runs import RunLock
+from rl_training.runs import RunLock, storage_errors
 from rl_training.seeding import stream_seed
 from rl_training.tools.tune.locks import locked, try_lock
 from rl_training.tools.tune.settings import SAMPLERS, StudySettings, require_same
@@ -67,9 +67,10 @@ class TuningStudy:
         self._storage_path = storage
         check_storage(storage)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            storage.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+            with storage_errors():
+                folder.mkdir(parents=True, exist_ok=True)
+                storage.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # a file where a folder is needed
             raise UserError(f"cannot create {error.filename}: {error.strerror}") from None
         self._distributions = settings.space.distributions()
         self._claimed: set[int] = set()
