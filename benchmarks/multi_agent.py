@@ -1,6 +1,6 @@
 """IPPO and MAPPO beside skrl's on cooperative tasks, and connect four against simple players.
 
-    python benchmarks/multi_agent.py cooperative --peer-python PYTHON [--steps 100000] [--seeds 5]
+    python benchmarks/multi_agent.py cooperative --peer-python PYTHON [--steps 50000] [--seeds 5]
     python benchmarks/multi_agent.py speed --peer-python PYTHON [--steps 5000] [--rounds 3]
     python benchmarks/multi_agent.py connect-four [--steps 100000] [--games 200]
 
@@ -60,7 +60,8 @@ def ours(algo: str, task: str, steps: int, seed: int) -> dict[str, Any]:
         policies="separate",
         num_steps=ROLLOUT,
         num_minibatches=1,
-        update_epochs=4,
+        update_epochs=8,
+        gamma=0.9,
         learning_rate=1e-3,
         optimizer_eps=1e-8,
         anneal_lr=False,
@@ -262,7 +263,7 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     both = commands.add_parser("cooperative")
     both.add_argument("--peer-python", required=True)
-    both.add_argument("--steps", type=int, default=100_000)
+    both.add_argument("--steps", type=int, default=50_000)
     both.add_argument("--seeds", type=int, default=5)
     both.add_argument("--out", type=Path, default=Path("multi_agent.jsonl"))
     both.set_defaults(run=run_cooperative)

@@ -83,7 +83,8 @@ def main() -> None:
         memories[agent] = RandomMemory(memory_size=ROLLOUT, num_envs=1, device=env.device)
     kind, settings = (MAPPO, MAPPO_CFG()) if algo == "mappo" else (IPPO, IPPO_CFG())
     settings.rollouts = ROLLOUT
-    settings.learning_epochs = 4
+    settings.learning_epochs = 8
+    settings.discount_factor = 0.9
     settings.mini_batches = 1
     settings.learning_rate = 1e-3
     settings.entropy_loss_scale = 0.01

@@ -84,6 +84,7 @@ class TeamEnv(gym.Env[Array, Array]):
         )
         self._agents = self._layout.agents
         """Group by group."""
+        self._masked = [group.obs_spec.has_mask for group in self._layout.groups]
         self._places = {
             agent: (number, member)
             for number, group in enumerate(self._layout.groups)
@@ -93,8 +94,12 @@ class TeamEnv(gym.Env[Array, Array]):
         self.render_mode = getattr(env, "render_mode", None)
         low, high = -np.inf, np.inf
         self.observation_space = gym.spaces.Box(low, high, (self._layout.size,), np.float32)
-        self._ends = np.cumsum([self._actions[agent].size for agent in self._agents])
-        self.action_space = gym.spaces.Box(low, high, (int(self._ends[-1]),), np.float64)
+        ends = np.cumsum([self._actions[agent].size for agent in self._agents]).tolist()
+        self._action_parts = {
+            agent: slice(first, end)
+            for agent, first, end in zip(self._agents, [0, *ends], ends, strict=False)
+        }
+        self.action_space = gym.spaces.Box(low, high, (ends[-1],), np.float64)
         self._last: dict[str, Any] = {}
         """The last observation of each agent whose episode goes on, or ended in the last step."""
 
@@ -148,11 +153,14 @@ class TeamEnv(gym.Env[Array, Array]):
 
     def step(self, action: Array) -> tuple[Array, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the agents that act."""
-        each = np.split(np.asarray(action), self._ends[:-1])
+        given: Array = np.asarray(action)
         acting, alive = self._game.acting, self._game.alive
         self._last = {agent: obs for agent, obs in self._last.items() if agent in alive}
-        parts = zip(self._agents, each, strict=True)
-        actions = {agent: self._decoded(agent, part) for agent, part in parts if agent in acting}
+        actions = {
+            agent: self._decoded(agent, given[part])
+            for agent, part in self._action_parts.items()
+            if agent in acting
+        }
         step = self._game.step(actions)
         total = float(sum(step.rewards.values()))
         over = not self._game.alive
@@ -171,21 +179,21 @@ class TeamEnv(gym.Env[Array, Array]):
         self._last.update(step.observations)
         acting, alive = self._game.acting, self._game.alive
         state = self._state() if self._options.state else None
-        for index, agent in enumerate(self._agents):
-            reward = step.rewards.get(agent, 0.0)
-            if reward:
-                layout.put(vector, index, "reward", float(reward))
-            flags = (agent in acting, agent in alive, agent in step.terminated)
-            for name, flag in zip(("acts", "alive", "terminated"), flags, strict=True):
-                if flag:
-                    layout.put(vector, index, name, 1.0)
-            if agent in step.truncated:
-                layout.put(vector, index, "truncated", 1.0)
-            number, member = self._places[agent]
+        columns = layout.columns(vector)
+        for index, (agent, (number, member)) in enumerate(self._places.items()):
+            acts = agent in acting
+            columns[:, index] = (
+                float(step.rewards.get(agent, 0.0)),
+                acts,
+                agent in alive,
+                agent in step.terminated,
+                agent in step.truncated,
+            )
             parts = self._parts(agent, member, step, state) if agent in step.observations else {}
-            if layout.groups[number].obs_spec.has_mask and not flags[0]:
+            if not acts and self._masked[number]:
                 parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
-            layout.put_obs(vector, number, member, parts)
+            if parts:
+                layout.put_obs(vector, number, member, parts)
         return vector
 
     def _everything(self, agent: str) -> Array:
