@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from multi_agent_tasks import ROLLOUT, TASKS, played
+
 from rl_training.api.algorithms import ManagedAlgorithm
 from rl_training.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
@@ -135,7 +135,9 @@ def run_cooperative(args: argparse.Namespace) -> int:
             means = [[team_mean(run["returns"]) for run in some] for some in sides]
             low, high = welch_interval(*means)
             difference = np.mean(means[0]) - np.mean(means[1])
-            print(f"  {algo} ours - skrl: {difference:+.2f}, 95% interval {low:+.2f} to {high:+.2f}")
+            print(
+                f"  {algo} ours - skrl: {difference:+.2f}, 95% interval {low:+.2f} to {high:+.2f}"
+            )
     return 0
 
 
@@ -179,7 +181,9 @@ def run_speed(args: argparse.Namespace) -> int:
             ]
             one, other = np.median(pairs, 0)
             ratio = np.median([a / b for a, b in pairs])
-            print(f"{task} {algo}: {one:,.0f} and {other:,.0f} steps/s, ratio {ratio:.2f}", flush=True)
+            print(
+                f"{task} {algo}: {one:,.0f} and {other:,.0f} steps/s, ratio {ratio:.2f}", flush=True
+            )
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The tasks of `multi_agent.py` and the episodes on which policies are compared; needs only mpe2."""
+"""The tasks of `multi_agent.py` and the episodes that policies play; needs only mpe2."""
 
 from __future__ import annotations
 

@@ -210,9 +210,7 @@ class TeamLayout:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def _observations(
-    rows: Array, spec: ObsSpec, leaves: list[tuple[str, ArraySpec, int, int]]
-) -> Obs:
+def _observations(rows: Array, spec: ObsSpec, leaves: list[tuple[str, ArraySpec, int, int]]) -> Obs:
     if not spec.is_dict:
         return _stored(rows, spec.leaves[""])
     return {name: _stored(rows[:, first:end], leaf) for name, leaf, first, end in leaves}
