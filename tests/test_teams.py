@@ -212,11 +212,14 @@ def test_without_turns_they_are_those_of_gae() -> None:
 # -- rollouts --------------------------------------------------------------------------------------
 
 
-def rollout_of(env_fn: Callable[[], Any], make_config: MakeConfig, algo: str = "ippo") -> Any:
+def rollout_of(
+    env_fn: Callable[[], Any], make_config: MakeConfig, algo: str = "ippo", **settings: Any
+) -> Any:
     """A trainer that has collected one rollout of 11 steps and prepared it for learning."""
     config = make_config(
-        algo=algo, num_envs=2, num_steps=11, num_minibatches=1, gamma=0.5, gae_lambda=1.0
-    )
+        algo=algo, num_envs=2, num_steps=11, num_minibatches=1, gamma=0.5, gae_lambda=1.0,
+        **settings,
+    )  # fmt: skip
     trainer: Any = ExperimentManager.setup(config, env_fn=env_fn, run_dir=None)
     trainer.source.collect(trainer.buffer, 11, START)
     trainer.learner.prepare(trainer.buffer, START)
@@ -265,13 +268,14 @@ def test_a_truncated_game_bootstraps(make_config: MakeConfig) -> None:
     trainer.close()
 
 
+@pytest.mark.parametrize("memory", ["none", "lstm"])
 @pytest.mark.parametrize("env_fn", [Mortals, Duel])
 @pytest.mark.parametrize("algo", ["ippo", "mappo"])
 def test_rows_that_did_not_act_reach_no_loss(
-    algo: str, env_fn: Callable[[], Any], make_config: MakeConfig
+    algo: str, env_fn: Callable[[], Any], memory: str, make_config: MakeConfig
 ) -> None:
     def gradient(poison: float) -> Tensor:
-        trainer = rollout_of(env_fn, make_config, algo)
+        trainer = rollout_of(env_fn, make_config, algo, memory=memory, sequence_length=11)
         buffer, learner = trainer.buffer, trainer.learner
         outside = ~buffer.learnt
         assert outside.any()
@@ -307,11 +311,16 @@ def test_one_agent_is_ppo_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "env_id"),
-    [("mappo", SPREAD), ("ippo", "pettingzoo:classic/tictactoe_v3")],
+    ("algo", "env_id", "memory"),
+    [
+        ("mappo", SPREAD, "none"),
+        ("ippo", "pettingzoo:classic/tictactoe_v3", "none"),
+        ("mappo", SPREAD, "lstm"),
+        ("ippo", "pettingzoo:classic/tictactoe_v3", "lstm"),
+    ],
 )
 def test_it_resumes_exactly(
-    algo: str, env_id: str, make_config: MakeConfig, tmp_path: Path
+    algo: str, env_id: str, memory: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """Stopped within a rollout; with turns, values and rewards that are under way too."""
     from rl_training.runtime.callbacks import Callback
@@ -322,6 +331,7 @@ def test_it_resumes_exactly(
                 trainer.stopping.signals.received = "SIGTERM"
 
     extra: dict[str, Any] = {"normalize_values": True} if algo == "mappo" else {}
+    extra |= {"memory": memory, "sequence_length": 8}
     config = make_config(
         algo=algo, env_id=env_id, total_timesteps=800, normalize_obs=True, normalize_reward=True,
         **extra,
