@@ -4,9 +4,9 @@
     python benchmarks/multi_agent.py speed --peer-python PYTHON [--steps 5000] [--rounds 3]
     python benchmarks/multi_agent.py connect-four [--steps 100000] [--games 200]
 
-``cooperative`` trains ours and skrl 2.1.1 on simple_spread and on simple_speaker_listener, whose two
-agents have different roles: with one environment, a policy of each agent's own, the same networks
-and settings, one thread, one process per run. Finished runs are kept in ``--out`` and are not
+``cooperative`` trains ours and skrl 2.1.1 on simple_spread and on simple_speaker_listener, whose
+two agents have different roles: with one environment, a policy of each agent's own, the same
+networks and settings, one thread, one process per run. Finished runs are kept in ``--out`` and are not
 repeated. It prints the returns of the team and of each agent over the same 100 episodes with the
 most likely actions, the difference of the means with its 95% interval (Welch), and the returns of a
 random policy.

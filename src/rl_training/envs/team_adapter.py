@@ -39,7 +39,7 @@ class TeamAdapter:
         self.first_index = first_index
         self.name = self.teams.name
         self.frame_stack = 1
-        self.has_invalid_rows = self.layout.can_have_invalid_rows
+        self.has_invalid_rows = layout.can_have_invalid_rows or self.teams.has_invalid_rows
         self.has_turns = self.layout.has_turns
         self.log_info = tuple(f"return_{agent}" for agent in self.agents)
         """Keys of the info at the end of an episode that are logged: the return of each agent."""
@@ -133,6 +133,8 @@ class TeamAdapter:
         """Step with the policy actions of all rows; those of rows that do not act are ignored."""
         step = self.teams.step_with(self.layout.joined_actions(action, self.teams.num_envs))
         acted = self._acts
+        if self.teams.has_invalid_rows:  # the environments reset in a step of their own
+            acted = acted & self.layout.repeated(step.valid)
         after = self.layout.rows(step.final_obs)  # type: ignore[arg-type]
         truncated, terminated = after.truncated, after.terminated
         if step.truncated.any():  # by a wrapper, which knows of no agents

@@ -40,6 +40,9 @@ class TeamOptions:
     """Whether all agents are one group, or each is a group of its own."""
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """The agents of each group, in place of ``policies``."""
+    observes_waiting: bool = False
+    """Whether rows of agents that wait for their turn contain what they would see now: a wrapper
+    may truncate the episode there."""
 
     def grouped(self, agents: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the agents of each group, of all agents of an environment."""
@@ -76,7 +79,9 @@ class TeamEnv(gym.Env[Array, Array]):
         }
         has_masks = any(spec.has_mask for spec in self._own_specs.values())
         self._mask_in_info = not has_masks and self._masks_in_infos()
-        self._options = options
+        self._options = dataclasses.replace(
+            options, observes_waiting=options.observes_waiting and game.has_turns
+        )
         self._joins = options.state and not _has_state(env)
         groups = options.grouped(agents)
         self._layout = TeamLayout(
@@ -189,7 +194,12 @@ class TeamEnv(gym.Env[Array, Array]):
                 agent in step.terminated,
                 agent in step.truncated,
             )
-            parts = self._parts(agent, member, step, state) if agent in step.observations else {}
+            parts: dict[str, Any] = {}
+            if agent in step.observations:
+                parts = self._parts(agent, member, self._last[agent], step.infos, state)
+            elif self._options.observes_waiting and agent in alive:
+                seen = self._env.observe(agent)
+                parts = self._parts(agent, member, seen, step.infos, state)
             if not acts and self._masked[number]:
                 parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
             if parts:
@@ -200,14 +210,14 @@ class TeamEnv(gym.Env[Array, Array]):
         return np.ones(sum(self._actions[agent].nvec))
 
     def _parts(
-        self, agent: str, member: int, step: GameStep, state: Array | None
+        self, agent: str, member: int, obs: Any, infos: Mapping[str, Any], state: Array | None
     ) -> dict[str, Any]:
         """Return the arrays of an agent's row."""
-        parts: dict[str, Any] = self._own_specs[agent].parts(self._last[agent])
+        parts: dict[str, Any] = self._own_specs[agent].parts(obs)
         if "" in parts and (self._mask_in_info or self._options.agent_id or state is not None):
             parts[OBSERVATION] = parts.pop("")
         if self._mask_in_info:
-            info = step.infos.get(agent)
+            info = infos.get(agent)
             mask = info.get(ACTION_MASK) if isinstance(info, Mapping) else None
             parts[ACTION_MASK] = self._everything(agent) if mask is None else mask
         if self._options.agent_id:
