@@ -6,10 +6,10 @@
 
 ``cooperative`` trains ours and skrl 2.1.1 on simple_spread and on simple_speaker_listener, whose
 two agents have different roles: with one environment, a policy of each agent's own, the same
-networks and settings, one thread, one process per run. Finished runs are kept in ``--out`` and are not
-repeated. It prints the returns of the team and of each agent over the same 100 episodes with the
-most likely actions, the difference of the means with its 95% interval (Welch), and the returns of a
-random policy.
+networks and settings, one thread, one process per run. Finished runs are kept in ``--out`` and are
+not repeated. It prints the returns of the team and of each agent over the same 100 episodes with
+the most likely actions, the difference of the means with its 95% interval (Welch), and the returns of
+a random policy.
 
 ``speed`` trains ours and theirs in alternation, and prints the median ratio of steps per second.
 Nothing else should run on the machine.

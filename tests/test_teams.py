@@ -20,7 +20,7 @@ from rl_training.algorithms.returns import gae, gae_of_turns
 from rl_training.config import TrainConfig
 from rl_training.envs import TeamAdapter, make_adapter
 from rl_training.envs.team_env import TeamEnv, TeamOptions
-from rl_training.errors import ConfigError, NonFiniteError
+from rl_training.errors import ConfigError, EnvironmentFailure, NonFiniteError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.workflows import resume_training
 from rl_training.types import Progress, VectorStep
@@ -472,6 +472,58 @@ def test_what_does_not_fit_is_refused(make: Callable[[], Any], message: str) -> 
         make()
 
 
+def lacking(what: int) -> type[Mortals]:
+    """`Mortals` whose third step gives agent b no observation (0), reward (1), ..."""
+
+    class Lacking(Mortals):
+        def step(self, actions: Any) -> Any:
+            result = super().step(actions)
+            if self.count == 3:
+                del result[what]["b"]
+            return result
+
+    return Lacking
+
+
+class Stranger(Mortals):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset()
+        self.agents = ["a", "b", "z"]
+        return dict.fromkeys(self.agents, np.zeros(2, np.float32)), {}
+
+
+class Grows(Mortals):
+    def _obs(self, agents: Any) -> Any:
+        return dict.fromkeys(agents, np.zeros(2 + self.count, np.float32))
+
+
+class Nobody(Mortals):
+    possible_agents: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "message"),
+    [
+        (
+            lacking(0),
+            "environment 0 .Lacking. failed in step 3 .* returned no observation of agent b",
+        ),
+        (lacking(1), "returned no reward of agent b"),
+        (lacking(2), "returned no termination of agent b"),
+        (lacking(3), "returned no truncation of agent b"),
+        (Stranger, "its agents contain 'z', which is not in possible_agents"),
+        (Grows, "the observation of agent a has another shape"),
+        (Nobody, "Nobody has no agents: its possible_agents are empty"),
+    ],
+)
+def test_environments_that_break_their_interface(
+    env_fn: type[Mortals], message: str, make_config: MakeConfig
+) -> None:
+    config = make_config(algo="ippo", num_envs=1, num_steps=8, num_minibatches=1)
+    with pytest.raises((ConfigError, EnvironmentFailure), match=message):
+        ExperimentManager.setup(config, env_fn=env_fn, run_dir=None).train()
+
+
 def test_a_policy_of_an_agent_needs_no_state(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(algo="mappo", total_timesteps=192, agent_id=True)
     run = ExperimentManager.setup(config).train().run_dir
@@ -540,6 +592,8 @@ def test_resuming_groups_is_exact(make_config: MakeConfig, tmp_path: Path) -> No
 def test_groups_must_list_every_agent_once() -> None:
     with pytest.raises(ConfigError, match=r"must list every agent once: a, b, c; got a, b$"):
         adapter_of(Mortals, groups={"one": ["a", "b"]})
+    with pytest.raises(ConfigError, match=r"policies' must be unset where there are groups"):
+        adapter_of(Mortals, groups={"one": ["a", "b", "c"]}, policies="separate")
 
 
 @pytest.mark.parametrize("policies", ["shared", "separate"])

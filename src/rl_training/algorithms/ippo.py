@@ -49,6 +49,9 @@ class IPPOConfig(PPOConfig):
             self._require(
                 self.network is None, "network", "unset with memory: lstm, which takes an 'encoder'"
             )
+        self._require(
+            not self.groups or self.policies == "shared", "policies", "unset where there are groups"
+        )
         for name, agents in self.groups.items():
             listed = isinstance(agents, (list, tuple)) and all(isinstance(a, str) for a in agents)
             require(

@@ -72,7 +72,10 @@ class TeamEnv(gym.Env[Array, Array]):
             raise ConfigError(f"{type(env).__name__} is not a PettingZoo environment")
         self._env: Any = env
         self._game: Game = game
+        self.spec = EnvSpec(type(getattr(env, "unwrapped", env)).__name__)  # its name in messages
         agents = tuple(map(str, env.possible_agents))
+        if not agents:
+            raise ConfigError(f"{self.spec.id} has no agents: its possible_agents are empty")
         self._actions = {one: spaces.action_spec(env.action_space(one)) for one in agents}
         self._own_specs = {
             one: spaces.obs_spec(env.observation_space(one), self._actions[one]) for one in agents
@@ -203,8 +206,16 @@ class TeamEnv(gym.Env[Array, Array]):
             if not acts and self._masked[number]:
                 parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
             if parts:
-                layout.put_obs(vector, number, member, parts)
+                self._put(vector, agent, parts)
         return vector
+
+    def _put(self, vector: Array, agent: str, parts: Mapping[str, Any]) -> None:
+        try:
+            self._layout.put_obs(vector, *self._places[agent], parts)
+        except ValueError as error:
+            raise ValueError(
+                f"the observation of agent {agent} has another shape: {error}"
+            ) from None
 
     def _everything(self, agent: str) -> Array:
         return np.ones(sum(self._actions[agent].nvec))

@@ -37,6 +37,10 @@ class Game(Protocol):
         ...
 
 
+_RESULTS = {"reward": 1, "termination": 2, "truncation": 3}
+"""What a step of the parallel API returns for every agent that acted, by its position."""
+
+
 class ParallelGame:
     """PettingZoo's parallel API: all living agents act at once."""
 
@@ -44,6 +48,7 @@ class ParallelGame:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._possible = frozenset(env.possible_agents)
         self.acting: tuple[str, ...] = ()
         self.alive: frozenset[str] = frozenset()
 
@@ -51,6 +56,7 @@ class ParallelGame:
         """Begin an episode."""
         observations, infos = self._env.reset(seed=seed, options=options)
         self._now(self._env.agents)
+        self._require("observation", observations, self.acting)
         return GameStep(observations, {}, frozenset(), frozenset(), infos)
 
     def step(self, actions: Mapping[str, Any]) -> GameStep:
@@ -58,15 +64,28 @@ class ParallelGame:
         result = self._env.step({agent: actions[agent] for agent in self.acting})
         observations, rewards, terminations, truncations, infos = result
         before = self.acting
+        for what, given in _RESULTS.items():
+            self._require(what, result[given], before)
         terminated = frozenset(agent for agent in before if terminations[agent])
         truncated = frozenset(agent for agent in before if truncations[agent])
         gone = terminated | truncated
         self._now([agent for agent in self._env.agents if agent not in gone])
+        self._require("observation", observations, (*self.acting, *truncated))
         return GameStep(observations, rewards, terminated, truncated, infos)
 
     def _now(self, agents: Any) -> None:
         self.acting = tuple(agents)
         self.alive = frozenset(agents)
+        if not self._possible.issuperset(self.acting):
+            unknown = min(self.alive - self._possible)
+            raise ValueError(f"its agents contain {unknown!r}, which is not in possible_agents")
+
+    @staticmethod
+    def _require(what: str, given: Mapping[str, Any], agents: tuple[str, ...]) -> None:
+        """Raise ValueError unless every one of ``agents`` got something."""
+        for agent in agents:
+            if agent not in given:
+                raise ValueError(f"it returned no {what} of agent {agent}")
 
 
 class TurnGame:
