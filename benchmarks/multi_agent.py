@@ -8,11 +8,11 @@
 two agents have different roles: with one environment, a policy of each agent's own, the same
 networks and settings, one thread, one process per run. Finished runs are kept in ``--out`` and are
 not repeated. It prints the returns of the team and of each agent over the same 100 episodes with
-the most likely actions, the difference of the means with its 95% interval (Welch), and the returns of
-a random policy.
+the most likely actions, the difference of the means with its 95% interval (Welch), and the returns
+of a random policy.
 
-``speed`` trains ours and theirs in alternation, and prints the median ratio of steps per second.
-Nothing else should run on the machine.
+``speed`` trains ours and theirs in alternation, and prints the median ratio of steps per second of
+CPU time: both have one thread, and other processes of the machine change it little.
 
 ``connect-four`` trains a policy against itself and lets it play against a random player and against
 one that takes wins and blocks losses.
@@ -69,9 +69,9 @@ def ours(algo: str, task: str, steps: int, seed: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = ExperimentManager.setup(config, run_dir=Path(folder) / "run")
-        begin = time.perf_counter()
+        begin = time.process_time()
         trainer.train()
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         model = kind.load(Path(folder) / "run")
     returns = played(task, lambda seen: {k: int(v) for k, v in model.act(seen).items()}, EPISODES)
     return {"rate": steps / seconds, "returns": returns}

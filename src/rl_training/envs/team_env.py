@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl_training.envs import spaces
-from rl_training.envs.team_games import Game, GameStep, game_of
+from rl_training.envs.team_games import Game, GameStep, game_of, is_game
 from rl_training.envs.team_layout import AGENT, OBSERVATION, STATE, TEAM, Group, TeamLayout
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.types import ACTION_MASK, Array, ArraySpec, ObsSpec
@@ -67,9 +67,9 @@ class TeamEnv(gym.Env[Array, Array]):
     """
 
     def __init__(self, env: Any, options: TeamOptions) -> None:
-        game = game_of(env)
-        if game is None:
+        if not is_game(env):
             raise ConfigError(f"{type(env).__name__} is not a PettingZoo environment")
+        game = game_of(env)
         self._env: Any = env
         self._game: Game = game
         self.spec = EnvSpec(type(getattr(env, "unwrapped", env)).__name__)  # its name in messages
@@ -287,7 +287,7 @@ def _has_state(env: Any) -> bool:
 
 def is_pettingzoo(env: Any) -> bool:
     """Whether an object is an environment of PettingZoo's kind."""
-    return not isinstance(env, gym.Env) and game_of(env) is not None
+    return not isinstance(env, gym.Env) and is_game(env)
 
 
 # -- by id -----------------------------------------------------------------------------------------

@@ -132,8 +132,36 @@ class TurnGame:
         return GameStep(observations, rewards, terminated, truncated, self._env.infos)
 
 
-def game_of(env: Any) -> Game | None:
-    """Return a PettingZoo environment behind the common interface; None for anything else."""
-    if not hasattr(env, "possible_agents"):
-        return None
-    return TurnGame(env) if hasattr(env, "agent_iter") else ParallelGame(env)
+_CHECKS = ("OrderEnforcingWrapper", "AssertOutOfBoundsWrapper")
+"""PettingZoo's wrappers that check the order of calls and the range of actions, and do no more."""
+
+
+def _without_checks(env: Any) -> Any:
+    """Return an environment without the outermost `_CHECKS`."""
+    while _is_own(env, "pettingzoo.utils.wrappers.", *_CHECKS):
+        env = env.env
+    return env
+
+
+def _is_own(env: Any, module: str, *names: str) -> bool:
+    """Whether an object is of a class of PettingZoo's, and not of one derived from it."""
+    return type(env).__module__.startswith(module) and type(env).__name__ in names
+
+
+def is_game(env: Any) -> bool:
+    """Whether an object is an environment of PettingZoo's kind."""
+    return hasattr(env, "possible_agents")
+
+
+def game_of(env: Any) -> Game:
+    """Return a PettingZoo environment behind the common interface.
+
+    An environment of turns that PettingZoo presents as a parallel one loses its `_CHECKS`. Games
+    call it in order and with legal actions, and each of its attributes, which every step reads
+    often, would pass through all of them: most of a step's time in small environments.
+    """
+    if hasattr(env, "agent_iter"):
+        return TurnGame(env)
+    if _is_own(env, "pettingzoo.utils.conversions", "aec_to_parallel_wrapper"):
+        env.aec_env = _without_checks(env.aec_env)
+    return ParallelGame(env)
