@@ -1,11 +1,18 @@
-"""IPPO and MAPPO beside skrl's on simple_spread, and connect four against simple players.
+"""IPPO and MAPPO beside skrl's on cooperative tasks, and connect four against simple players.
 
-    python benchmarks/multi_agent.py spread --peer-python PYTHON [--steps 25000] [--seeds 3]
+    python benchmarks/multi_agent.py cooperative --peer-python PYTHON [--steps 50000] [--seeds 5]
+    python benchmarks/multi_agent.py speed --peer-python PYTHON [--steps 5000] [--rounds 3]
     python benchmarks/multi_agent.py connect-four [--steps 100000] [--games 200]
 
-``spread`` trains ours and skrl 2.1.1 with one environment, a policy of each agent's own, the same
-networks and settings, in alternation, one thread each. It prints steps of the environment per
-second and the return of the team over the same 100 episodes, and a random policy's.
+``cooperative`` trains ours and skrl 2.1.1 on simple_spread and on simple_speaker_listener, whose
+two agents have different roles: with one environment, a policy of each agent's own, the same
+networks and settings, one thread, one process per run. Finished runs are kept in ``--out`` and are
+not repeated. It prints the returns of the team and of each agent over the same 100 episodes with
+the most likely actions, the difference of the means with its 95% interval (Welch), and the returns
+of a random policy.
+
+``speed`` trains ours and theirs in alternation, and prints the median ratio of steps per second of
+CPU time: both have one thread, and other processes of the machine change it little.
 
 ``connect-four`` trains a policy against itself and lets it play against a random player and against
 one that takes wins and blocks losses.
@@ -25,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from multi_agent_tasks import ROLLOUT, TASKS, played
 
 from rl_training.api.algorithms import ManagedAlgorithm
 from rl_training.config import TrainConfig
@@ -32,34 +40,17 @@ from rl_training.experiment.manager import ExperimentManager
 from rl_training.surface import IPPO, MAPPO
 
 EPISODES = 100
-SPREAD = "pettingzoo:mpe2/simple_spread_v3"
-CONNECT_FOUR = "pettingzoo:classic/connect_four_v3"
+ALGOS = ("ippo", "mappo")
 
 
-def spread_returns(act: Callable[[str, Any], int]) -> list[float]:
-    """The returns of the team over the episodes that all policies play."""
-    from mpe2 import simple_spread_v3
-
-    game = simple_spread_v3.parallel_env(N=3, max_cycles=25)
-    returns = []
-    for episode in range(EPISODES):
-        seen, _ = game.reset(seed=10_000 + episode)
-        total = 0.0
-        while game.agents:
-            actions = {agent: act(agent, obs) for agent, obs in seen.items()}
-            seen, rewards, *_ = game.step(actions)
-            total += sum(rewards.values())
-        returns.append(total)
-    return returns
-
-
-def ours(algo: str, steps: int, seed: int) -> dict[str, Any]:
+def ours(algo: str, task: str, steps: int, seed: int) -> dict[str, Any]:
     """Train with the settings of the peer; ``steps`` are those of the environment."""
     kind: type[ManagedAlgorithm] = MAPPO if algo == "mappo" else IPPO
+    game = TASKS[task]()
     config: TrainConfig[Any] = TrainConfig(
         algo=algo,
-        env_id=SPREAD,
-        total_timesteps=3 * steps,
+        env_id=f"pettingzoo:mpe2/{task}",
+        total_timesteps=len(game.possible_agents) * steps,
         num_envs=1,
         seed=seed,
         eval_episodes=0,
@@ -67,52 +58,132 @@ def ours(algo: str, steps: int, seed: int) -> dict[str, Any]:
         tensorboard=False,
     ).with_overrides(
         policies="separate",
-        num_steps=125,
+        num_steps=ROLLOUT,
         num_minibatches=1,
-        update_epochs=4,
+        update_epochs=8,
+        gamma=0.9,
         learning_rate=1e-3,
+        optimizer_eps=1e-8,
         anneal_lr=False,
-        norm_adv=False,
+        vf_coef=1.0,
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = ExperimentManager.setup(config, run_dir=Path(folder) / "run")
-        begin = time.perf_counter()
+        begin = time.process_time()
         trainer.train()
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         model = kind.load(Path(folder) / "run")
-    groups = [f"agent_{i}" for i in range(3)]
-    blank = dict.fromkeys(groups, np.zeros(18, np.float32))
-    returns = spread_returns(lambda agent, obs: int(model.act({**blank, agent: obs})[agent]))
+    returns = played(task, lambda seen: {k: int(v) for k, v in model.act(seen).items()}, EPISODES)
     return {"rate": steps / seconds, "returns": returns}
 
 
-def theirs(python: str, algo: str, steps: int, seed: int) -> dict[str, Any]:
-    script = Path(__file__).parent / "multi_agent_peer.py"
-    words = [python, str(script), algo, str(steps), str(seed), str(EPISODES)]
+def theirs(python: str, algo: str, task: str, steps: int, seed: int) -> dict[str, Any]:
+    script = str(Path(__file__).parent / "multi_agent_peer.py")
+    return _last_line([python, script, algo, task, str(steps), str(seed), str(EPISODES)])
+
+
+def _last_line(words: list[str]) -> dict[str, Any]:
+    """Run a command in a process of its own and return the JSON object that it prints last."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"the peer failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-3000:]}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
-def run_spread(args: argparse.Namespace) -> int:
-    rng = np.random.default_rng(1)
-    scores = spread_returns(lambda *_: int(rng.integers(5)))
-    print(f"random policy: return of the team {np.mean(scores):.1f}", flush=True)
-    for algo in ("ippo", "mappo"):
-        rates: list[float] = []
-        for seed in range(1, args.seeds + 1):
-            one = ours(algo, args.steps, seed)
-            other = theirs(args.peer_python, algo, args.steps, seed)
-            rates.append(one["rate"] / other["rate"])
+def run_one(args: argparse.Namespace) -> int:
+    """Train ours once, and print the result."""
+    print(json.dumps(ours(args.algo, args.task, args.steps, args.seed)))
+    return 0
+
+
+def result_of(args: argparse.Namespace, side: str, algo: str, task: str, seed: int) -> Any:
+    """Train one side in a process of its own."""
+    if side == "skrl":
+        return theirs(args.peer_python, algo, task, args.steps, seed)
+    words = [sys.executable, __file__, "one", algo, task, str(args.steps), str(seed)]
+    return _last_line(words)
+
+
+def run_cooperative(args: argparse.Namespace) -> int:
+    args.out.touch()
+    runs = [json.loads(line) for line in args.out.read_text().splitlines()]
+    finished = {(r["side"], r["algo"], r["task"], r["seed"], r["steps"]): r for r in runs}
+    for seed in range(1, args.seeds + 1):
+        for task in TASKS:
+            for algo in ALGOS:
+                for side in ("ours", "skrl"):
+                    key = (side, algo, task, seed, args.steps)
+                    if key in finished:
+                        continue
+                    one = result_of(args, side, algo, task, seed)
+                    names = zip(("side", "algo", "task", "seed", "steps"), key, strict=True)
+                    finished[key] = {**dict(names), **one}
+                    with args.out.open("a") as out:
+                        out.write(json.dumps(finished[key]) + "\n")
+    for task in TASKS:
+        print(f"{task}, {args.steps:,} steps of one environment, seeds 1 to {args.seeds}")
+        print(f"  random: {described([random_returns(task)])}")
+        for algo in ALGOS:
+            sides = [
+                [finished[side, algo, task, seed + 1, args.steps] for seed in range(args.seeds)]
+                for side in ("ours", "skrl")
+            ]
+            for name, some in zip(("ours", "skrl"), sides, strict=True):
+                print(f"  {algo} {name}: {described([run['returns'] for run in some])}")
+            means = [[team_mean(run["returns"]) for run in some] for some in sides]
+            low, high = welch_interval(*means)
+            difference = np.mean(means[0]) - np.mean(means[1])
             print(
-                f"{algo} seed {seed}: {one['rate']:,.0f} and {other['rate']:,.0f} steps/s, ratio"
-                f" {rates[-1]:.2f}; return of the team {np.mean(one['returns']):.1f} and"
-                f" {np.mean(other['returns']):.1f} (per agent: a third)",
-                flush=True,
+                f"  {algo} ours - skrl: {difference:+.2f}, 95% interval {low:+.2f} to {high:+.2f}"
             )
-        print(f"{algo}: median ratio of speed {np.median(rates):.2f}")
+    return 0
+
+
+def random_returns(task: str) -> list[dict[str, float]]:
+    rng = np.random.default_rng(1)
+    spaces = TASKS[task]()
+    return played(task, lambda seen: {k: int(rng.integers(spaces.action_space(k).n)) for k in seen},
+                  EPISODES)  # fmt: skip
+
+
+def team_mean(returns: list[dict[str, float]]) -> float:
+    """The mean return of the team over episodes."""
+    return float(np.mean([sum(each.values()) for each in returns]))
+
+
+def described(runs: list[list[dict[str, float]]]) -> str:
+    """The mean over runs of the team's return, its deviation, and the return of each agent."""
+    means = [team_mean(run) for run in runs]
+    agents = {
+        name: float(np.mean([[each[name] for each in run] for run in runs])) for name in runs[0][0]
+    }
+    deviation = f" (deviation of runs {np.std(means, ddof=1):.1f})" if len(runs) > 1 else ""
+    each = ", ".join(f"{name} {value:.1f}" for name, value in agents.items())
+    return f"team {np.mean(means):.1f}{deviation}; {each}"
+
+
+def welch_interval(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """The 95% interval of the difference of two means, of samples of unequal variance."""
+    from scipy import stats
+
+    found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return float(found.low), float(found.high)
+
+
+def run_speed(args: argparse.Namespace) -> int:
+    for task in TASKS:
+        for algo in ALGOS:
+            pairs = [
+                [result_of(args, side, algo, task, seed)["rate"] for side in ("ours", "skrl")]
+                for seed in range(1, args.rounds + 1)
+            ]
+            one, other = np.median(pairs, 0)
+            ratio = np.median([a / b for a, b in pairs])
+            print(
+                f"{task} {algo}: {one:,.0f} and {other:,.0f} steps/s, ratio {ratio:.2f}", flush=True
+            )
     return 0
 
 
@@ -194,11 +265,23 @@ def run_connect_four(args: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     commands = parser.add_subparsers(required=True)
-    spread = commands.add_parser("spread")
-    spread.add_argument("--peer-python", required=True)
-    spread.add_argument("--steps", type=int, default=25_000)
-    spread.add_argument("--seeds", type=int, default=3)
-    spread.set_defaults(run=run_spread)
+    both = commands.add_parser("cooperative")
+    both.add_argument("--peer-python", required=True)
+    both.add_argument("--steps", type=int, default=50_000)
+    both.add_argument("--seeds", type=int, default=5)
+    both.add_argument("--out", type=Path, default=Path("multi_agent.jsonl"))
+    both.set_defaults(run=run_cooperative)
+    speed = commands.add_parser("speed")
+    speed.add_argument("--peer-python", required=True)
+    speed.add_argument("--steps", type=int, default=5_000)
+    speed.add_argument("--rounds", type=int, default=3)
+    speed.set_defaults(run=run_speed)
+    one = commands.add_parser("one")
+    one.add_argument("algo", choices=ALGOS)
+    one.add_argument("task", choices=TASKS)
+    one.add_argument("steps", type=int)
+    one.add_argument("seed", type=int)
+    one.set_defaults(run=run_one)
     four = commands.add_parser("connect-four")
     four.add_argument("--steps", type=int, default=100_000)
     four.add_argument("--games", type=int, default=200)

@@ -155,3 +155,54 @@ class Duel(AECEnv):  # type: ignore[misc]
             ends = self.truncations if self.cut else self.terminations
             ends.update(dict.fromkeys(self.agents, True))
         self.agent_selection = other
+
+
+class Relay(AECEnv):  # type: ignore[misc]
+    """Three agents take turns; agent i leaves after its i-th turn, counted from 1.
+
+    They observe nested dicts. Whoever acts in turn t gives t to the next living agent and to itself
+    one tenth of it; who leaves receives 100 for it.
+    """
+
+    metadata = {"name": "relay", "is_parallelizable": False}
+    possible_agents = ["p", "q", "r"]
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        inner = spaces.Dict({"turn": spaces.Box(0, 100, (1,), np.float32)})
+        return spaces.Dict({"who": spaces.Discrete(3), "inner": inner})
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def observe(self, agent: str) -> Any:
+        turn = np.array([self.turn], np.float32)
+        return {"who": self.possible_agents.index(agent), "inner": {"turn": turn}}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents = list(self.possible_agents)
+        self.turn = 0
+        self.agent_selection = "p"
+        self.turns_of = dict.fromkeys(self.agents, 0)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self.turn += 1
+        self.turns_of[agent] += 1
+        order = self.agents
+        following = order[(order.index(agent) + 1) % len(order)]
+        self.rewards = dict.fromkeys(order, 0.0)
+        self.rewards[following] += float(self.turn)
+        self.rewards[agent] += self.turn / 10
+        self.agent_selection = following
+        if self.turns_of[agent] == self.possible_agents.index(agent) + 1:
+            self.rewards[agent] += 100.0
+            self.terminations[agent] = True
+            self._deads_step_first()

@@ -37,6 +37,7 @@ class Case:
 
 
 NORMALIZED = (("normalize_obs", True), ("normalize_reward", True))
+SPREAD, MEMORY = "pettingzoo:mpe2/simple_spread_v3", (("memory", "lstm"), ("sequence_length", 8))
 QUICK = [
     Case("CartPole-v1"),
     Case("CartPole-v1", "async"),
@@ -44,8 +45,21 @@ QUICK = [
     Case("Pendulum-v1", overrides=NORMALIZED),
     Case("LunarLander-v3", module="Box2D"),
     Case("HalfCheetah-v5", module="mujoco", overrides=NORMALIZED),
+    Case(SPREAD, "sync", "mpe2", (("algo", "mappo"), ("normalize_values", True), *MEMORY)),
 ]
 FULL = [
+    Case(SPREAD, "async", "mpe2", (("algo", "mappo"), ("normalize_values", True))),
+    Case(SPREAD, "sync", "mpe2", (("algo", "ippo"), *NORMALIZED, *MEMORY)),
+    Case(
+        "pettingzoo:classic/tictactoe_v3",
+        module="pettingzoo.classic",
+        overrides=(("algo", "ippo"), *MEMORY),
+    ),
+    Case(
+        "pettingzoo:mpe2/simple_speaker_listener_v4",
+        module="mpe2",
+        overrides=(("algo", "ippo"), ("policies", "separate")),
+    ),
     Case("Pendulum-v1", "async", overrides=NORMALIZED),
     Case("LunarLander-v3", "async", module="Box2D"),
     Case("HalfCheetah-v5", "async", module="mujoco", overrides=NORMALIZED),

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from conftest import MakeConfig
@@ -17,14 +19,15 @@ from rl_training import IPPO, MAPPO, PPO
 from rl_training.algorithms.returns import gae, gae_of_turns
 from rl_training.config import TrainConfig
 from rl_training.envs import TeamAdapter, make_adapter
-from rl_training.errors import ConfigError, NonFiniteError
+from rl_training.envs.team_env import TeamEnv, TeamOptions
+from rl_training.errors import ConfigError, EnvironmentFailure, NonFiniteError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.runtime.workflows import resume_training
 from rl_training.types import Progress, VectorStep
 from state_compare import assert_same_run
 
 pytest.importorskip("pettingzoo")
-from team_envs import APPEARS, DIES, LENGTH, Duel, Mortals, SoloCartPole
+from team_envs import APPEARS, DIES, LENGTH, Duel, Mortals, Relay, SoloCartPole
 
 SPREAD = "pettingzoo:mpe2/simple_spread_v3"
 START = Progress(0, 1)
@@ -101,6 +104,29 @@ def test_a_wrappers_time_limit_truncates_the_living() -> None:
     assert not taken[2].truncated.any()
 
 
+@pytest.mark.parametrize("limit", [100, 4])
+def test_environments_that_reset_in_a_step_of_their_own(limit: int) -> None:
+    """Their steps are those of environments that reset at once, and one without valid rows."""
+
+    def made(mode: AutoresetMode) -> TeamAdapter:
+        def env() -> Any:
+            return TimeLimit(TeamEnv(Mortals(), TeamOptions()), limit)  # type: ignore[arg-type]
+
+        return TeamAdapter(SyncVectorEnv([env] * 2, autoreset_mode=mode), seed=1)
+
+    at_once, later = made(AutoresetMode.SAME_STEP), made(AutoresetMode.NEXT_STEP)
+    assert later.has_invalid_rows
+    length = min(LENGTH, limit)
+    _, expected = walk(at_once, 2 * length)
+    _, found = walk(later, 2 * length + 1)
+    reset = found.pop(length)
+    assert not any(part.any() for part in (reset.valid, reset.reward, reset.truncated))
+    np.testing.assert_array_equal(reset.obs, expected[length - 1].obs)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("reward", "terminated", "truncated", "valid", "final_obs"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
 def test_masks_come_from_the_infos() -> None:
     """`Mortals` raises an error where the illegal action is taken."""
     adapter = adapter_of(functools.partial(Mortals, masks=True))
@@ -125,6 +151,52 @@ def test_turns() -> None:
         assert step.waiting is not None
         following = (turn + 1) % 5 % 2
         np.testing.assert_array_equal(step.waiting, [following != 0, following != 1] * 2)
+
+
+def test_a_wrappers_time_limit_truncates_agents_that_wait_too() -> None:
+    limit = {"path": "gymnasium.wrappers:TimeLimit", "kwargs": {"max_episode_steps": 3}}
+    adapter = adapter_of(Duel, wrappers=[limit])
+    _, taken = walk(adapter, 3)
+    adapter.close()
+    step = taken[2]
+    np.testing.assert_array_equal(step.truncated, [True] * 4)
+    np.testing.assert_array_equal(step.final_obs["observation"][:2], [[0, 3], [1, 3]])  # type: ignore[index]
+
+
+def test_agents_leave_a_game_of_turns(make_config: MakeConfig) -> None:
+    """Turns of p, q, r, q, r, r; the returns of each, without discount within a turn."""
+    trainer = rollout_of(Relay, make_config)
+    buffer = trainer.buffer
+    order = [0, 1, 2, 1, 2, 2]
+    valid = [[row == order[t % 6] for row in range(3)] for t in range(11)]
+    assert buffer.valid[:, :3].tolist() == valid
+    # p acts once: a tenth of 1, and leaves.
+    assert float(buffer.returns[0, 0]) == pytest.approx(100.1, abs=1e-4)
+    # q acts in turn 2: 0.2; r gives it 3. It acts in turn 4, 0.4, and leaves.
+    assert float(buffer.returns[3, 1]) == pytest.approx(100.4, abs=1e-4)
+    assert float(buffer.returns[1, 1]) == pytest.approx(3.2 + 0.5 * 100.4, abs=1e-4)
+    # r: 0.3 and 4 of q; 0.5 and, alone, 5 of its own; 0.6 and 6 of its own.
+    assert float(buffer.returns[5, 2]) == pytest.approx(106.6, abs=1e-4)
+    assert float(buffer.returns[4, 2]) == pytest.approx(5.5 + 0.5 * 106.6, abs=1e-4)
+    assert float(buffer.returns[2, 2]) == pytest.approx(4.3 + 0.5 * (5.5 + 0.5 * 106.6), abs=1e-4)
+    np.testing.assert_array_equal(buffer.obs["inner.turn"][1, 1], [1.0])
+    np.testing.assert_array_equal(buffer.obs["who"][1, 1], [0, 1, 0])
+    trainer.close()
+
+
+def test_dict_observations_are_joined_for_the_critic() -> None:
+    adapter = adapter_of(Relay, "mappo")
+    seen, _ = walk(adapter, 3)
+    adapter.close()
+    # Turn and number of p, which left, then those of q and r, as they last saw them.
+    own = {name: seen[2][name][2] for name in ("who", "inner.turn")}
+    np.testing.assert_array_equal(own["who"], [0, 0, 1])
+    assert own["inner.turn"] == [2]
+    state = seen[2]["state"][2]
+    assert state.shape == (12,)
+    assert not state[:4].any()
+    assert sorted(state[4:8].tolist()) == [0, 0, 1, 1]
+    assert sorted(state[8:].tolist()) == [0, 0, 1, 2]
 
 
 def test_state_and_agent_ids() -> None:
@@ -212,11 +284,14 @@ def test_without_turns_they_are_those_of_gae() -> None:
 # -- rollouts --------------------------------------------------------------------------------------
 
 
-def rollout_of(env_fn: Callable[[], Any], make_config: MakeConfig, algo: str = "ippo") -> Any:
+def rollout_of(
+    env_fn: Callable[[], Any], make_config: MakeConfig, algo: str = "ippo", **settings: Any
+) -> Any:
     """A trainer that has collected one rollout of 11 steps and prepared it for learning."""
     config = make_config(
-        algo=algo, num_envs=2, num_steps=11, num_minibatches=1, gamma=0.5, gae_lambda=1.0
-    )
+        algo=algo, num_envs=2, num_steps=11, num_minibatches=1, gamma=0.5, gae_lambda=1.0,
+        **settings,
+    )  # fmt: skip
     trainer: Any = ExperimentManager.setup(config, env_fn=env_fn, run_dir=None)
     trainer.source.collect(trainer.buffer, 11, START)
     trainer.learner.prepare(trainer.buffer, START)
@@ -265,13 +340,14 @@ def test_a_truncated_game_bootstraps(make_config: MakeConfig) -> None:
     trainer.close()
 
 
+@pytest.mark.parametrize("memory", ["none", "lstm"])
 @pytest.mark.parametrize("env_fn", [Mortals, Duel])
 @pytest.mark.parametrize("algo", ["ippo", "mappo"])
 def test_rows_that_did_not_act_reach_no_loss(
-    algo: str, env_fn: Callable[[], Any], make_config: MakeConfig
+    algo: str, env_fn: Callable[[], Any], memory: str, make_config: MakeConfig
 ) -> None:
     def gradient(poison: float) -> Tensor:
-        trainer = rollout_of(env_fn, make_config, algo)
+        trainer = rollout_of(env_fn, make_config, algo, memory=memory, sequence_length=11)
         buffer, learner = trainer.buffer, trainer.learner
         outside = ~buffer.learnt
         assert outside.any()
@@ -307,11 +383,16 @@ def test_one_agent_is_ppo_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "env_id"),
-    [("mappo", SPREAD), ("ippo", "pettingzoo:classic/tictactoe_v3")],
+    ("algo", "env_id", "memory"),
+    [
+        ("mappo", SPREAD, "none"),
+        ("ippo", "pettingzoo:classic/tictactoe_v3", "none"),
+        ("mappo", SPREAD, "lstm"),
+        ("ippo", "pettingzoo:classic/tictactoe_v3", "lstm"),
+    ],
 )
 def test_it_resumes_exactly(
-    algo: str, env_id: str, make_config: MakeConfig, tmp_path: Path
+    algo: str, env_id: str, memory: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """Stopped within a rollout; with turns, values and rewards that are under way too."""
     from rl_training.runtime.callbacks import Callback
@@ -322,6 +403,7 @@ def test_it_resumes_exactly(
                 trainer.stopping.signals.received = "SIGTERM"
 
     extra: dict[str, Any] = {"normalize_values": True} if algo == "mappo" else {}
+    extra |= {"memory": memory, "sequence_length": 8}
     config = make_config(
         algo=algo, env_id=env_id, total_timesteps=800, normalize_obs=True, normalize_reward=True,
         **extra,
@@ -332,6 +414,27 @@ def test_it_resumes_exactly(
     assert stopped.interrupted
     resume_training(stopped.run_dir)
     assert_same_run(whole.run_dir, stopped.run_dir)
+
+
+def test_normalised_values_by_hand(make_config: MakeConfig) -> None:
+    """Statistics are those of the returns; the loss is in their scale, advantages are not."""
+    trainer = rollout_of(Mortals, make_config, "mappo", normalize_values=True, norm_adv=False)
+    buffer, learner = trainer.buffer, trainer.learner
+    returns = buffer.returns[buffer.learnt]
+    mean, deviation = returns.mean(), returns.std(correction=0)
+    norm = learner.model.value_norm
+    torch.testing.assert_close(norm.shift, mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(1 / norm.scale, deviation, rtol=1e-3, atol=1e-3)
+    # The returns were computed with values of the network as it was: in the scale of rewards.
+    torch.testing.assert_close(buffer.returns, buffer.advantages + buffer.values)
+    (batch,) = next(iter(learner.epoch([buffer], 1)))
+    with torch.no_grad():
+        loss = float(learner.loss(batch)["value_loss"])
+        raw = learner.model.critic(learner.model._critics(batch["obs"])).squeeze(-1)
+    targets = (batch["returns"] - mean) / deviation
+    squared = ((raw - targets).square() * batch["mask"]).sum() / batch["mask"].sum()
+    assert loss == pytest.approx(0.5 * float(squared), rel=1e-3)
+    trainer.close()
 
 
 def test_metrics_of_the_team_and_of_each_agent(make_config: MakeConfig) -> None:
@@ -367,6 +470,58 @@ def test_metrics_of_the_team_and_of_each_agent(make_config: MakeConfig) -> None:
 def test_what_does_not_fit_is_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def lacking(what: int) -> type[Mortals]:
+    """`Mortals` whose third step gives agent b no observation (0), reward (1), ..."""
+
+    class Lacking(Mortals):
+        def step(self, actions: Any) -> Any:
+            result = super().step(actions)
+            if self.count == 3:
+                del result[what]["b"]
+            return result
+
+    return Lacking
+
+
+class Stranger(Mortals):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset()
+        self.agents = ["a", "b", "z"]
+        return dict.fromkeys(self.agents, np.zeros(2, np.float32)), {}
+
+
+class Grows(Mortals):
+    def _obs(self, agents: Any) -> Any:
+        return dict.fromkeys(agents, np.zeros(2 + self.count, np.float32))
+
+
+class Nobody(Mortals):
+    possible_agents: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "message"),
+    [
+        (
+            lacking(0),
+            "environment 0 .Lacking. failed in step 3 .* returned no observation of agent b",
+        ),
+        (lacking(1), "returned no reward of agent b"),
+        (lacking(2), "returned no termination of agent b"),
+        (lacking(3), "returned no truncation of agent b"),
+        (Stranger, "its agents contain 'z', which is not in possible_agents"),
+        (Grows, "the observation of agent a has another shape"),
+        (Nobody, "Nobody has no agents: its possible_agents are empty"),
+    ],
+)
+def test_environments_that_break_their_interface(
+    env_fn: type[Mortals], message: str, make_config: MakeConfig
+) -> None:
+    config = make_config(algo="ippo", num_envs=1, num_steps=8, num_minibatches=1)
+    with pytest.raises((ConfigError, EnvironmentFailure), match=message):
+        ExperimentManager.setup(config, env_fn=env_fn, run_dir=None).train()
 
 
 def test_a_policy_of_an_agent_needs_no_state(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -437,6 +592,8 @@ def test_resuming_groups_is_exact(make_config: MakeConfig, tmp_path: Path) -> No
 def test_groups_must_list_every_agent_once() -> None:
     with pytest.raises(ConfigError, match=r"must list every agent once: a, b, c; got a, b$"):
         adapter_of(Mortals, groups={"one": ["a", "b"]})
+    with pytest.raises(ConfigError, match=r"policies' must be unset where there are groups"):
+        adapter_of(Mortals, groups={"one": ["a", "b", "c"]}, policies="separate")
 
 
 @pytest.mark.parametrize("policies", ["shared", "separate"])

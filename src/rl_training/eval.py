@@ -13,11 +13,11 @@ import numpy as np
 from rl_training.envs import EnvFn, PlainAdapter, make_vector_env, plain_adapter
 from rl_training.envs.factory import has_single_env
 from rl_training.errors import ConfigError, EnvironmentFailure, Paused, WorkerError
+from rl_training.runtime.actors import Actor, after_step
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, StopRequest, never
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
-    from rl_training.runtime.actors import Actor
 
 _MAX_EVAL_ENVS = 10
 MAX_EPISODE_STEPS = 100_000
@@ -183,9 +183,7 @@ def evaluate_actor(
         for episode in step.episodes:
             if len(finished[episode.env]) < quota[episode.env]:
                 finished[episode.env].append((episode.ret, episode.length))
-        cut = step.cut
-        if cut.any():
-            actor.reset(cut)
+        after_step(actor, step)
         obs = step.obs
         steps += 1
         if steps % max_steps == 0:

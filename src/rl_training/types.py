@@ -39,6 +39,11 @@ class RunSettings(Protocol):
         ...
 
     @property
+    def acceleration(self) -> str:
+        """How gradient steps are computed."""
+        ...
+
+    @property
     def dataset(self) -> str | None:
         """The dataset that is learnt from, if any."""
         ...
@@ -112,9 +117,17 @@ class VectorStep(NamedTuple):
 
     @property
     def cut(self) -> Array:
-        """Rows where recurrent state must be reset: the episode ended, or the row is reset-only."""
-        cut: Array = self.terminated | self.truncated | ~self.valid
-        return cut
+        """Rows where recurrent state must be reset: the episode ended, or the row is reset-only.
+
+        Where agents take turns a row that did not act is none of these: see `held`.
+        """
+        ended: Array = self.terminated | self.truncated
+        return ended | ~self.valid if self.waiting is None else ended
+
+    @property
+    def held(self) -> Array | None:
+        """Rows that keep the recurrent state from before the step, since it was another's turn."""
+        return None if self.waiting is None else ~self.valid
 
 
 class EnvInfo(NamedTuple):

@@ -1,7 +1,8 @@
 """Independent PPO (de Witt et al. 2020, arXiv:2011.09533): PPO on the rows of several agents.
 
 A row is one agent of one environment. Each learns from what it observes and receives alone; agents
-with equal spaces may share a policy and a value function. With one agent it is PPO.
+with equal spaces may share a policy and a value function. With one agent it is PPO, and with
+memory RecurrentPPO.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 from rl_training._internal.coerce import require
-from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.ppo import PPOConfig, check_sequences
+from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,13 +26,48 @@ class IPPOConfig(PPOConfig):
     groups: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Agents that share a policy, by the name of their group, in place of policies: '{team_a: [a_0,
     a_1], team_b: [b_0]}'."""
+    memory: Literal["none", "lstm"] = "none"
+    """'lstm': policy and value function each have an LSTM, and 'hidden_sizes' are the layers after
+    it (unset: 64); 'none': they see one observation."""
+    lstm_size: int = 64
+    """Cells of each LSTM, with memory: lstm."""
+    sequence_length: int = 32
+    """Steps that gradients flow back through, with memory: lstm; a divisor of num_steps."""
     uses_state: ClassVar[bool] = False
     """Whether rows contain the state of the whole team."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for setting in ("lstm_size", "sequence_length"):
+            self._require(getattr(self, setting) >= 1, setting, "at least 1")
+        if self.has_memory:
+            self._require(
+                self.num_steps % self.sequence_length == 0,
+                "sequence_length",
+                f"a divisor of num_steps = {self.num_steps}",
+            )
+            self._require(
+                self.network is None, "network", "unset with memory: lstm, which takes an 'encoder'"
+            )
+        self._require(
+            not self.groups or self.policies == "shared", "policies", "unset where there are groups"
+        )
         for name, agents in self.groups.items():
             listed = isinstance(agents, (list, tuple)) and all(isinstance(a, str) for a in agents)
             require(
                 bool(listed and agents), f"algo_kwargs.groups.{name}", "a list of agents", agents
             )
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether policies are recurrent."""
+        return self.memory != "none"
+
+    def check_run(self, run: RunSettings) -> None:
+        """Refuse settings that do not fit the number of environments."""
+        if not self.has_memory:
+            super().check_run(run)
+            return
+        check_sequences(run, self.num_steps, self.sequence_length, self.num_minibatches)
+        eager = run.acceleration == "eager"
+        require(eager, "acceleration", "eager with memory: lstm", run.acceleration)

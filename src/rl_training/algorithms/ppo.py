@@ -139,6 +139,25 @@ def check_minibatches(run: RunSettings, num_steps: int, num_minibatches: int) ->
     return rows
 
 
+def check_sequences(
+    run: RunSettings, num_steps: int, sequence_length: int, num_minibatches: int
+) -> None:
+    """Refuse a number of minibatches that does not divide the sequences of a shard's rollout."""
+    num_envs, name = envs_of_shard(run)
+    sequences = num_envs * (num_steps // sequence_length)
+    require(
+        sequences % num_minibatches == 0,
+        "algo_kwargs.num_minibatches",
+        f"a divisor of the rollout's sequences, {name} * num_steps /"
+        f" sequence_length = {num_envs} * {num_steps} / {sequence_length} ="
+        f" {sequences}",
+        num_minibatches,
+    )
+    steps = num_envs * num_steps
+    several = steps > num_minibatches
+    require(several, "algo_kwargs.num_minibatches", f"below {steps}", num_minibatches)
+
+
 def ppo_loss(
     minibatch: Mapping[str, Any],
     *,

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rl_training._internal.coerce import require
-from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from rl_training.algorithms.ppo import PPO, PPOConfig, check_sequences, ppo_loss
 from rl_training.search_space import Choice, SearchSpace
-from rl_training.types import RunSettings, envs_of_shard
+from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,19 +47,7 @@ class RecurrentPPOConfig(PPOConfig):
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
-        num_envs, name = envs_of_shard(run)
-        sequences = num_envs * (self.num_steps // self.sequence_length)
-        require(
-            sequences % self.num_minibatches == 0,
-            "algo_kwargs.num_minibatches",
-            f"a divisor of the rollout's sequences, {name} * num_steps /"
-            f" sequence_length = {num_envs} * {self.num_steps} / {self.sequence_length} ="
-            f" {sequences}",
-            self.num_minibatches,
-        )
-        steps = num_envs * self.num_steps
-        several = steps > self.num_minibatches
-        require(several, "algo_kwargs.num_minibatches", f"below {steps}", self.num_minibatches)
+        check_sequences(run, self.num_steps, self.sequence_length, self.num_minibatches)
 
 
 def recurrent_ppo_loss(minibatch: Mapping[str, Any], **coefficients: Any) -> dict[str, Tensor]:

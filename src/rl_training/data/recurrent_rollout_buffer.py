@@ -24,31 +24,44 @@ class Segments(NamedTuple):
     sequence: Tensor
     """(segments,): index of the sequence that each segment is a part of."""
     leads: Tensor
-    """(segments,): whether it is the first of its sequence and so starts in the stored state."""
+    """(segments,): whether it goes on with the episode at the start of its sequence, and so starts
+    in the stored state."""
 
 
-def split_at(starts: Array) -> Segments:
+def split_at(starts: Array, seen: Array | None = None) -> Segments:
     """Split (length, sequences) into segments where ``starts`` is True: an episode begins there.
 
-    Rows count along sequences: row = time * sequences + sequence.
+    Rows count along sequences: row = time * sequences + sequence. Steps that are not ``seen`` are
+    left out: the network does not see them. The first step of a sequence without any is kept.
     """
     length, count = starts.shape
-    begins = starts.T.copy()
-    begins[:, 0] = True
-    segment = begins.reshape(-1).cumsum() - 1
+    steps = np.arange(length * count)
+    """Indices of the steps that are kept, sequence by sequence."""
+    episode = starts.T.cumsum(1) - starts.T[:, :1]
+    """Number of the episode of each step, within its sequence."""
+    if seen is not None:
+        kept = seen.T.copy()
+        kept[:, 0] |= ~kept.any(1)
+        steps = np.flatnonzero(kept)
+    sequence_of, episode_of = steps // length, episode.reshape(-1)[steps]
+    begins = np.ones(len(steps), bool)
+    begins[1:] = (np.diff(sequence_of) != 0) | (np.diff(episode_of) != 0)
+    segment = begins.cumsum() - 1
     first = np.flatnonzero(begins)
-    offset = np.arange(length * count) - first[segment]
+    offset = np.arange(len(steps)) - first[segment]
     longest = int(offset.max()) + 1
-    position = np.tile(first, (longest, 1))
+    position = np.tile(steps[first], (longest, 1))
     mask = np.zeros((longest, len(first)), bool)
-    position[offset, segment] = np.arange(length * count)
+    position[offset, segment] = steps
     mask[offset, segment] = True
     time, sequence = position % length, position // length
+    sequence_of = sequence_of[first]
+    leads = (np.diff(sequence_of, prepend=-1) != 0) & (episode_of[first] == 0)
     return Segments(
         torch.from_numpy(time * count + sequence),
         torch.from_numpy(mask),
-        torch.from_numpy(first // length),
-        torch.from_numpy(first % length == 0),
+        torch.from_numpy(sequence_of),
+        torch.from_numpy(leads),
     )
 
 
@@ -58,7 +71,8 @@ class RecurrentRolloutBuffer(RolloutBuffer):
     The actor records the recurrent state before each step (``state``) and after it (``next_state``,
     before any reset). Stored are the states at the starts of sequences, at the ends of truncated
     episodes, and after the last step. Minibatches contain each sequence split into segments where
-    episodes begin, so that a fused LSTM call needs no reset inside; padding has ``mask`` 0.
+    episodes begin, so that a fused LSTM call needs no reset inside; padding has ``mask`` 0. With
+    ``turns`` a row's state changes only in steps in which it acts, and segments contain only those.
     """
 
     def __init__(
@@ -89,6 +103,9 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         """Append one step of every environment, and the recurrent states before and after it."""
         remaining = dict(record)
         state, after = remaining.pop("state"), remaining.pop("next_state")
+        if step.held is not None:
+            held = torch.from_numpy(step.held).unsqueeze(1)
+            after = torch.where(held, torch.as_tensor(state), torch.as_tensor(after))
         if self.position % self.sequence_length == 0:
             self.states.append(self._copied(state))
         bootstraps = step.truncated & ~step.terminated
@@ -158,13 +175,16 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         """Return the segments of a complete rollout."""
         if self._segments is None:
             length, count = self.sequence_length, self.num_sequences
-            cut = ((self.dones > 0) | ~self.valid).cpu().numpy()
-            begins = np.roll(cut, 1, axis=0)
-            # (chunks, length, envs) to (length, chunks * envs), and rows back.
-            grid = np.arange(cut.size).reshape(-1, length, self.num_envs)
-            rows = torch.from_numpy(grid.swapaxes(0, 1).reshape(-1))
-            chunks = begins.reshape(-1, length, self.num_envs).swapaxes(0, 1)
-            found = split_at(chunks.reshape(length, count))
+            ended, valid = (self.dones > 0).cpu().numpy(), self.valid.cpu().numpy()
+            begins = np.roll(ended if self.turns else ended | ~valid, 1, axis=0)
+
+            def chunked(steps: Array) -> Array:
+                """(chunks, length, envs) to (length, chunks * envs)."""
+                each = steps.reshape(-1, length, self.num_envs).swapaxes(0, 1)
+                return each.reshape(length, count)
+
+            rows = torch.from_numpy(chunked(np.arange(valid.size)).reshape(-1))
+            found = split_at(chunked(begins), chunked(valid) if self.turns else None)
             found = found._replace(rows=rows[found.rows])
             self._segments = Segments(*(tensor.to(self.device) for tensor in found))
         return self._segments

@@ -39,10 +39,18 @@ class TeamAdapter:
         self.first_index = first_index
         self.name = self.teams.name
         self.frame_stack = 1
-        self.has_invalid_rows = self.layout.can_have_invalid_rows
+        self.has_invalid_rows = layout.can_have_invalid_rows or self.teams.has_invalid_rows
         self.has_turns = self.layout.has_turns
         self.log_info = tuple(f"return_{agent}" for agent in self.agents)
         """Keys of the info at the end of an episode that are logged: the return of each agent."""
+        self._masked: list[tuple[Group, slice]] = []
+        """Groups with action masks, and their rows."""
+        first = 0
+        for group in layout.groups:
+            end = first + self.teams.num_envs * len(group.agents)
+            if group.obs_spec.has_mask:
+                self._masked.append((group, slice(first, end)))
+            first = end
         self._acts = np.ones(self.num_envs, bool)
         self._returns = np.zeros((self.teams.num_envs, len(self.agents)))
         """Rewards so far of each agent in the current episode of its environment."""
@@ -105,14 +113,9 @@ class TeamAdapter:
     def _next(self, now: TeamStep) -> TeamStep:
         """Remember who acts next."""
         self._acts = now.acts
-        first = 0
-        for group in self.layout.groups:
-            rows = self.teams.num_envs * len(group.agents)
-            if group.obs_spec.has_mask:
-                obs = now.obs[group.name] if self.layout.is_grouped else now.obs
-                acts = now.acts[first : first + rows]
-                self._check_choice(group, obs[ACTION_MASK], acts)
-            first += rows
+        for group, rows in self._masked:
+            obs = now.obs[group.name] if self.layout.is_grouped else now.obs
+            self._check_choice(group, obs[ACTION_MASK], now.acts[rows])
         return now
 
     def _check_choice(self, group: Group, mask: Array, acts: Array) -> None:
@@ -130,6 +133,8 @@ class TeamAdapter:
         """Step with the policy actions of all rows; those of rows that do not act are ignored."""
         step = self.teams.step_with(self.layout.joined_actions(action, self.teams.num_envs))
         acted = self._acts
+        if self.teams.has_invalid_rows:  # the environments reset in a step of their own
+            acted = acted & self.layout.repeated(step.valid)
         after = self.layout.rows(step.final_obs)  # type: ignore[arg-type]
         truncated, terminated = after.truncated, after.terminated
         if step.truncated.any():  # by a wrapper, which knows of no agents

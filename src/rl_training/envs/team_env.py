@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl_training.envs import spaces
-from rl_training.envs.team_games import Game, GameStep, game_of
+from rl_training.envs.team_games import Game, GameStep, game_of, is_game
 from rl_training.envs.team_layout import AGENT, OBSERVATION, STATE, TEAM, Group, TeamLayout
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.types import ACTION_MASK, Array, ArraySpec, ObsSpec
@@ -40,6 +40,9 @@ class TeamOptions:
     """Whether all agents are one group, or each is a group of its own."""
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """The agents of each group, in place of ``policies``."""
+    observes_waiting: bool = False
+    """Whether rows of agents that wait for their turn contain what they would see now: a wrapper
+    may truncate the episode there."""
 
     def grouped(self, agents: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the agents of each group, of all agents of an environment."""
@@ -64,19 +67,24 @@ class TeamEnv(gym.Env[Array, Array]):
     """
 
     def __init__(self, env: Any, options: TeamOptions) -> None:
-        game = game_of(env)
-        if game is None:
+        if not is_game(env):
             raise ConfigError(f"{type(env).__name__} is not a PettingZoo environment")
+        game = game_of(env)
         self._env: Any = env
         self._game: Game = game
+        self.spec = EnvSpec(type(getattr(env, "unwrapped", env)).__name__)  # its name in messages
         agents = tuple(map(str, env.possible_agents))
+        if not agents:
+            raise ConfigError(f"{self.spec.id} has no agents: its possible_agents are empty")
         self._actions = {one: spaces.action_spec(env.action_space(one)) for one in agents}
         self._own_specs = {
             one: spaces.obs_spec(env.observation_space(one), self._actions[one]) for one in agents
         }
         has_masks = any(spec.has_mask for spec in self._own_specs.values())
         self._mask_in_info = not has_masks and self._masks_in_infos()
-        self._options = options
+        self._options = dataclasses.replace(
+            options, observes_waiting=options.observes_waiting and game.has_turns
+        )
         self._joins = options.state and not _has_state(env)
         groups = options.grouped(agents)
         self._layout = TeamLayout(
@@ -84,6 +92,7 @@ class TeamEnv(gym.Env[Array, Array]):
         )
         self._agents = self._layout.agents
         """Group by group."""
+        self._masked = [group.obs_spec.has_mask for group in self._layout.groups]
         self._places = {
             agent: (number, member)
             for number, group in enumerate(self._layout.groups)
@@ -93,8 +102,12 @@ class TeamEnv(gym.Env[Array, Array]):
         self.render_mode = getattr(env, "render_mode", None)
         low, high = -np.inf, np.inf
         self.observation_space = gym.spaces.Box(low, high, (self._layout.size,), np.float32)
-        self._ends = np.cumsum([self._actions[agent].size for agent in self._agents])
-        self.action_space = gym.spaces.Box(low, high, (int(self._ends[-1]),), np.float64)
+        ends = np.cumsum([self._actions[agent].size for agent in self._agents]).tolist()
+        self._action_parts = {
+            agent: slice(first, end)
+            for agent, first, end in zip(self._agents, [0, *ends], ends, strict=False)
+        }
+        self.action_space = gym.spaces.Box(low, high, (ends[-1],), np.float64)
         self._last: dict[str, Any] = {}
         """The last observation of each agent whose episode goes on, or ended in the last step."""
 
@@ -148,11 +161,14 @@ class TeamEnv(gym.Env[Array, Array]):
 
     def step(self, action: Array) -> tuple[Array, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the agents that act."""
-        each = np.split(np.asarray(action), self._ends[:-1])
+        given: Array = np.asarray(action)
         acting, alive = self._game.acting, self._game.alive
         self._last = {agent: obs for agent, obs in self._last.items() if agent in alive}
-        parts = zip(self._agents, each, strict=True)
-        actions = {agent: self._decoded(agent, part) for agent, part in parts if agent in acting}
+        actions = {
+            agent: self._decoded(agent, given[part])
+            for agent, part in self._action_parts.items()
+            if agent in acting
+        }
         step = self._game.step(actions)
         total = float(sum(step.rewards.values()))
         over = not self._game.alive
@@ -171,35 +187,48 @@ class TeamEnv(gym.Env[Array, Array]):
         self._last.update(step.observations)
         acting, alive = self._game.acting, self._game.alive
         state = self._state() if self._options.state else None
-        for index, agent in enumerate(self._agents):
-            reward = step.rewards.get(agent, 0.0)
-            if reward:
-                layout.put(vector, index, "reward", float(reward))
-            flags = (agent in acting, agent in alive, agent in step.terminated)
-            for name, flag in zip(("acts", "alive", "terminated"), flags, strict=True):
-                if flag:
-                    layout.put(vector, index, name, 1.0)
-            if agent in step.truncated:
-                layout.put(vector, index, "truncated", 1.0)
-            number, member = self._places[agent]
-            parts = self._parts(agent, member, step, state) if agent in step.observations else {}
-            if layout.groups[number].obs_spec.has_mask and not flags[0]:
+        columns = layout.columns(vector)
+        for index, (agent, (number, member)) in enumerate(self._places.items()):
+            acts = agent in acting
+            columns[:, index] = (
+                float(step.rewards.get(agent, 0.0)),
+                acts,
+                agent in alive,
+                agent in step.terminated,
+                agent in step.truncated,
+            )
+            parts: dict[str, Any] = {}
+            if agent in step.observations:
+                parts = self._parts(agent, member, self._last[agent], step.infos, state)
+            elif self._options.observes_waiting and agent in alive:
+                seen = self._env.observe(agent)
+                parts = self._parts(agent, member, seen, step.infos, state)
+            if not acts and self._masked[number]:
                 parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
-            layout.put_obs(vector, number, member, parts)
+            if parts:
+                self._put(vector, agent, parts)
         return vector
+
+    def _put(self, vector: Array, agent: str, parts: Mapping[str, Any]) -> None:
+        try:
+            self._layout.put_obs(vector, *self._places[agent], parts)
+        except ValueError as error:
+            raise ValueError(
+                f"the observation of agent {agent} has another shape: {error}"
+            ) from None
 
     def _everything(self, agent: str) -> Array:
         return np.ones(sum(self._actions[agent].nvec))
 
     def _parts(
-        self, agent: str, member: int, step: GameStep, state: Array | None
+        self, agent: str, member: int, obs: Any, infos: Mapping[str, Any], state: Array | None
     ) -> dict[str, Any]:
         """Return the arrays of an agent's row."""
-        parts: dict[str, Any] = self._own_specs[agent].parts(self._last[agent])
+        parts: dict[str, Any] = self._own_specs[agent].parts(obs)
         if "" in parts and (self._mask_in_info or self._options.agent_id or state is not None):
             parts[OBSERVATION] = parts.pop("")
         if self._mask_in_info:
-            info = step.infos.get(agent)
+            info = infos.get(agent)
             mask = info.get(ACTION_MASK) if isinstance(info, Mapping) else None
             parts[ACTION_MASK] = self._everything(agent) if mask is None else mask
         if self._options.agent_id:
@@ -258,7 +287,7 @@ def _has_state(env: Any) -> bool:
 
 def is_pettingzoo(env: Any) -> bool:
     """Whether an object is an environment of PettingZoo's kind."""
-    return not isinstance(env, gym.Env) and game_of(env) is not None
+    return not isinstance(env, gym.Env) and is_game(env)
 
 
 # -- by id -----------------------------------------------------------------------------------------

@@ -37,6 +37,10 @@ class Game(Protocol):
         ...
 
 
+_RESULTS = {"reward": 1, "termination": 2, "truncation": 3}
+"""What a step of the parallel API returns for every agent that acted, by its position."""
+
+
 class ParallelGame:
     """PettingZoo's parallel API: all living agents act at once."""
 
@@ -44,6 +48,7 @@ class ParallelGame:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._possible = frozenset(env.possible_agents)
         self.acting: tuple[str, ...] = ()
         self.alive: frozenset[str] = frozenset()
 
@@ -51,6 +56,7 @@ class ParallelGame:
         """Begin an episode."""
         observations, infos = self._env.reset(seed=seed, options=options)
         self._now(self._env.agents)
+        self._require("observation", observations, self.acting)
         return GameStep(observations, {}, frozenset(), frozenset(), infos)
 
     def step(self, actions: Mapping[str, Any]) -> GameStep:
@@ -58,15 +64,28 @@ class ParallelGame:
         result = self._env.step({agent: actions[agent] for agent in self.acting})
         observations, rewards, terminations, truncations, infos = result
         before = self.acting
+        for what, given in _RESULTS.items():
+            self._require(what, result[given], before)
         terminated = frozenset(agent for agent in before if terminations[agent])
         truncated = frozenset(agent for agent in before if truncations[agent])
         gone = terminated | truncated
         self._now([agent for agent in self._env.agents if agent not in gone])
+        self._require("observation", observations, (*self.acting, *truncated))
         return GameStep(observations, rewards, terminated, truncated, infos)
 
     def _now(self, agents: Any) -> None:
         self.acting = tuple(agents)
         self.alive = frozenset(agents)
+        if not self._possible.issuperset(self.acting):
+            unknown = min(self.alive - self._possible)
+            raise ValueError(f"its agents contain {unknown!r}, which is not in possible_agents")
+
+    @staticmethod
+    def _require(what: str, given: Mapping[str, Any], agents: tuple[str, ...]) -> None:
+        """Raise ValueError unless every one of ``agents`` got something."""
+        for agent in agents:
+            if agent not in given:
+                raise ValueError(f"it returned no {what} of agent {agent}")
 
 
 class TurnGame:
@@ -113,8 +132,36 @@ class TurnGame:
         return GameStep(observations, rewards, terminated, truncated, self._env.infos)
 
 
-def game_of(env: Any) -> Game | None:
-    """Return a PettingZoo environment behind the common interface; None for anything else."""
-    if not hasattr(env, "possible_agents"):
-        return None
-    return TurnGame(env) if hasattr(env, "agent_iter") else ParallelGame(env)
+_CHECKS = ("OrderEnforcingWrapper", "AssertOutOfBoundsWrapper")
+"""PettingZoo's wrappers that check the order of calls and the range of actions, and do no more."""
+
+
+def _without_checks(env: Any) -> Any:
+    """Return an environment without the outermost `_CHECKS`."""
+    while _is_own(env, "pettingzoo.utils.wrappers.", *_CHECKS):
+        env = env.env
+    return env
+
+
+def _is_own(env: Any, module: str, *names: str) -> bool:
+    """Whether an object is of a class of PettingZoo's, and not of one derived from it."""
+    return type(env).__module__.startswith(module) and type(env).__name__ in names
+
+
+def is_game(env: Any) -> bool:
+    """Whether an object is an environment of PettingZoo's kind."""
+    return hasattr(env, "possible_agents")
+
+
+def game_of(env: Any) -> Game:
+    """Return a PettingZoo environment behind the common interface.
+
+    An environment of turns that PettingZoo presents as a parallel one loses its `_CHECKS`. Games
+    call it in order and with legal actions, and each of its attributes, which every step reads
+    often, would pass through all of them: most of a step's time in small environments.
+    """
+    if hasattr(env, "agent_iter"):
+        return TurnGame(env)
+    if _is_own(env, "pettingzoo.utils.conversions", "aec_to_parallel_wrapper"):
+        env.aec_env = _without_checks(env.aec_env)
+    return ParallelGame(env)

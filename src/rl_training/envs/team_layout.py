@@ -23,7 +23,8 @@ TEAM = "rl_training/team"
 """Key of a `TeamLayout` in the metadata of an environment."""
 OBSERVATION, AGENT, STATE = "observation", "agent", "state"
 """Keys of a row's observation: the agent's own, its number, and the state of the whole team."""
-_FLAGS = ("acts", "alive", "terminated", "truncated")
+_COLUMNS = ("reward", "acts", "alive", "terminated", "truncated")
+"""What a step holds of each agent besides its observation."""
 
 
 class TeamStep(NamedTuple):
@@ -77,22 +78,54 @@ class TeamLayout:
         return tuple(agent for group in self.groups for agent in group.agents)
 
     @functools.cached_property
+    def _row_sizes(self) -> list[int]:
+        return [group.row_size for group in self.groups]
+
+    @functools.cached_property
     def _starts(self) -> list[int]:
         """Where the rows of each group begin, and where the last ones end."""
-        sizes = [len(group.agents) * group.row_size for group in self.groups]
-        return [0, *np.cumsum(sizes).tolist()]
+        pairs = zip(self.groups, self._row_sizes, strict=True)
+        return [0, *np.cumsum([len(group.agents) * size for group, size in pairs]).tolist()]
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Length of the vector."""
-        return int(self._starts[-1] + len(self.agents) * (1 + len(_FLAGS)))
+        return int(self._starts[-1] + len(self.agents) * len(_COLUMNS))
 
-    @property
+    @functools.cached_property
+    def _leaves(self) -> list[list[tuple[str, ArraySpec, int, int]]]:
+        """The arrays of a row of each group: name, spec, and where it begins and ends."""
+        found = []
+        for group in self.groups:
+            ends = np.cumsum([leaf.size for leaf in group.obs_spec.leaves.values()]).tolist()
+            leaves, starts = group.obs_spec.leaves.items(), [0, *ends]
+            places = zip(leaves, starts, ends, strict=False)
+            found.append([(name, leaf, first, end) for (name, leaf), first, end in places])
+        return found
+
+    @functools.cached_property
+    def _orders(self) -> dict[int, Array]:
+        return {}
+
+    def _order(self, teams: int) -> Array:
+        """Return which of (teams, agents), flattened, each row is."""
+        if teams not in self._orders:
+            each = np.arange(teams * len(self.agents)).reshape(teams, -1)
+            ends = np.cumsum([len(group.agents) for group in self.groups])[:-1]
+            parts = [part.reshape(-1) for part in np.split(each, ends, axis=1)]
+            self._orders[teams] = np.concatenate(parts)
+        return self._orders[teams]
+
+    def _is_in_order(self, teams: int) -> bool:
+        """Whether the rows are in the order of (teams, agents)."""
+        return teams == 1 or not self.is_grouped
+
+    @functools.cached_property
     def can_have_invalid_rows(self) -> bool:
         """Whether an agent may have nothing to do while its team goes on."""
         return len(self.agents) > 1
 
-    @property
+    @functools.cached_property
     def is_grouped(self) -> bool:
         """Whether there is more than one group."""
         return len(self.groups) > 1
@@ -119,48 +152,51 @@ class TeamLayout:
 
     def put_obs(self, vector: Array, group: int, member: int, parts: Mapping[str, Any]) -> None:
         """Write arrays of an agent's observation, as the environment returned them."""
-        mine = self.groups[group]
-        position = self._starts[group] + member * mine.row_size
-        for name, leaf in mine.obs_spec.leaves.items():
-            end = position + leaf.size
+        position = self._starts[group] + member * self._row_sizes[group]
+        for name, leaf, first, end in self._leaves[group]:
             if name in parts:
-                vector[position:end] = leaf.arranged(parts[name]).reshape(-1)
-            position = end
+                array = leaf.arranged(parts[name])
+                vector[position + first : position + end] = array.reshape(-1)
 
-    def put(self, vector: Array, agent: int, name: str, value: float) -> None:
-        """Write the reward of an agent (its position in `agents`), or one of its flags."""
-        column = 0 if name == "reward" else 1 + _FLAGS.index(name)
-        vector[self._starts[-1] + len(self.agents) * column + agent] = value
+    def columns(self, vector: Array) -> Array:
+        """Return the part of a vector that holds the reward and the flags of each agent, to write.
+
+        Its rows are reward, acts, alive, terminated and truncated; its columns those of `agents`.
+        """
+        return vector[self._starts[-1] :].reshape(len(_COLUMNS), -1)
 
     # -- rows of many teams --------------------------------------------------------------------
 
     def rows(self, vectors: Array) -> TeamStep:
         """Return the steps of a batch of teams, given their vectors."""
         teams = len(vectors)
-        observed = {}
-        for group, first, end in zip(self.groups, self._starts, self._starts[1:], strict=False):
-            own = vectors[:, first:end].reshape(teams * len(group.agents), group.row_size)
-            observed[group.name] = _observations(own, group.obs_spec)
-        rest = vectors[:, self._starts[-1] :].reshape(teams, 1 + len(_FLAGS), len(self.agents))
-        columns = self._by_group(rest.swapaxes(0, 1))
-        flags = dict(zip(_FLAGS, columns[1:] > 0, strict=True))
+        observed = {
+            group.name: _observations(
+                vectors[:, first:end].reshape(teams * len(group.agents), -1), group.obs_spec, leaves
+            )
+            for group, first, end, leaves in zip(
+                self.groups, self._starts, self._starts[1:], self._leaves, strict=False
+            )
+        }
+        rest = vectors[:, self._starts[-1] :].reshape(teams, len(_COLUMNS), -1)
+        columns = rest.swapaxes(0, 1).reshape(len(_COLUMNS), -1)
+        if not self._is_in_order(teams):
+            columns = columns[:, self._order(teams)]
         obs = observed if self.is_grouped else observed[self.groups[0].name]
-        return TeamStep(obs=obs, reward=columns[0].astype(np.float64), **flags)
-
-    def _by_group(self, each: Array) -> Array:
-        """Return (columns, teams, agents) as (columns, rows)."""
-        ends = np.cumsum([len(group.agents) for group in self.groups])[:-1]
-        parts = np.split(each, ends, axis=2)
-        return np.concatenate([part.reshape(len(each), -1) for part in parts], axis=1)
+        return TeamStep(obs, columns[0].astype(np.float64), *(columns[1:] > 0))
 
     def by_team(self, rows: Array, teams: int) -> Array:
         """Return a value of each row as (teams, agents)."""
-        ends = np.cumsum([teams * len(group.agents) for group in self.groups])[:-1]
-        return np.concatenate([part.reshape(teams, -1) for part in np.split(rows, ends)], axis=1)
+        if self._is_in_order(teams):
+            return rows.reshape(teams, -1)
+        each = np.empty_like(rows)
+        each[self._order(teams)] = rows
+        return each.reshape(teams, -1)
 
     def repeated(self, of_teams: Array) -> Array:
         """Return a value of each team for each of its rows."""
-        return np.concatenate([np.repeat(of_teams, len(group.agents)) for group in self.groups])
+        each = np.repeat(of_teams, len(self.agents))
+        return each if self._is_in_order(len(of_teams)) else each[self._order(len(of_teams))]
 
     def joined_actions(self, actions: Any, teams: int) -> Array:
         """Return the policy actions of all rows as `TeamEnv` takes them, one row per team."""
@@ -174,12 +210,10 @@ class TeamLayout:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def _observations(rows: Array, spec: ObsSpec) -> Obs:
+def _observations(rows: Array, spec: ObsSpec, leaves: list[tuple[str, ArraySpec, int, int]]) -> Obs:
     if not spec.is_dict:
         return _stored(rows, spec.leaves[""])
-    ends = np.cumsum([leaf.size for leaf in spec.leaves.values()])[:-1]
-    parts = zip(np.split(rows, ends, axis=1), spec.leaves.items(), strict=True)
-    return {name: _stored(part, leaf) for part, (name, leaf) in parts}
+    return {name: _stored(rows[:, first:end], leaf) for name, leaf, first, end in leaves}
 
 
 def _stored(rows: Array, leaf: ArraySpec) -> Array:

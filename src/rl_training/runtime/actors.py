@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.algorithms.acceleration import Acceleration, CudaGraph, accelerate, graphed
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead
-from rl_training.types import ACTION_MASK, Array, Obs, Progress
+from rl_training.types import ACTION_MASK, Array, Obs, Progress, VectorStep
 
 
 class Actor(Protocol):
@@ -35,6 +35,25 @@ class Actor(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         ...
+
+
+@runtime_checkable
+class HoldingActor(Protocol):
+    """An actor whose rows have recurrent states that may have to stay as they were."""
+
+    def hold(self, rows: Array) -> None:
+        """Set the recurrent state of ``rows`` to what it was before the last action."""
+        ...
+
+
+def after_step(actor: Actor, step: VectorStep) -> None:
+    """Reset the state of rows whose episode ended; rows that did not act keep theirs."""
+    if step.held is not None and isinstance(actor, HoldingActor):
+        actor.hold(step.held)
+    # Not only where an episode is counted: a lost life ends the agent's own.
+    cut = step.cut
+    if cut.any():
+        actor.reset(cut)
 
 
 class Policy(Protocol):

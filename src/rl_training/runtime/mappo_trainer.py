@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from rl_training.algorithms.mappo import MAPPO, MAPPOConfig
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.building import encoder_config, hidden_layers
-from rl_training.models.central_actor_critic import CentralActorCritic
+from rl_training.models.central_actor_critic import CentralActorCritic, CentralLSTMActorCritic
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import learner_arguments
@@ -27,10 +28,13 @@ def build_mappo(
 ) -> MAPPO:
     """Return MAPPO and its model; weights are drawn from torch's global generator."""
     knobs = config.algo_kwargs
-    model = CentralActorCritic(
+    has_memory = knobs.has_memory
+    kind: Any = CentralLSTMActorCritic if has_memory else CentralActorCritic
+    default = (64,) if has_memory else (64, 64)
+    model = kind(
         obs_spec,
         action_spec,
-        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64, 64)),
+        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, default),
         critic_hidden_sizes=knobs.critic_hidden_sizes,
         activation=knobs.activation,
         log_std_init=knobs.log_std_init,
@@ -38,6 +42,7 @@ def build_mappo(
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
         normalize_values=knobs.normalize_values,
+        **({"lstm_size": knobs.lstm_size} if has_memory else {}),
     ).to(device)
     return MAPPO(model, knobs, **learner_arguments(config, communicator, "minibatches"))
 

@@ -12,6 +12,7 @@ import numpy as np
 from rl_training._internal.tree import tree_map
 from rl_training.envs.team_env import team_of
 from rl_training.envs.team_layout import TeamLayout
+from rl_training.runtime.actors import HoldingActor
 from rl_training.types import ActionSpec, ObsSpec, Progress
 
 if TYPE_CHECKING:
@@ -91,8 +92,10 @@ class TeamPlayer:
 
     def act(self, obs: Any) -> Any:
         """Return the actions of all agents, given the vector of a `TeamEnv`."""
-        rows = self._layout.rows(np.asarray(obs)[None]).obs
-        action, _ = self._actor.act(rows, Progress(1, 1))
+        now = self._layout.rows(np.asarray(obs)[None])
+        action, _ = self._actor.act(now.obs, Progress(1, 1))
+        if isinstance(self._actor, HoldingActor):
+            self._actor.hold(~now.acts)
         return self._layout.joined_actions(action, 1)[0]
 
 

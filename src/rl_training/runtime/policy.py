@@ -76,7 +76,7 @@ class TrainedPolicy:
         deterministic: bool = True,
     ) -> tuple[Any, Any]:
         """Return the action, or actions for a batch, and the next state: None without memory."""
-        _refuse_bool(state)
+        refuse_bool(state)
         if state is not None:
             raise ConfigError("this policy has no memory: its state is None")
         del episode_start
@@ -150,7 +150,8 @@ class TrainedPolicy:
         return self._spec.eval_actor(self.algorithm, self.device, sampling)
 
 
-def _refuse_bool(state: Any) -> None:
+def refuse_bool(state: Any) -> None:
+    """Raise `ConfigError` where ``predict`` got ``deterministic`` in place of the state."""
     if isinstance(state, bool):
         raise ConfigError(
             "the second argument of predict is the state, not deterministic: write"
@@ -213,28 +214,36 @@ class RecurrentTrainedPolicy(TrainedPolicy):
         ``state`` is what the last call returned; None is the state at the start of an episode, and
         so is any state where ``episode_start`` is true.
         """
-        _refuse_bool(state)
+        refuse_bool(state)
         batch, single = self._as_batch(obs)
         actor = self._greedy if deterministic else self._sampling
         rows, size = len(tree_leaves(batch)[0]), self.algorithm.module.state_size
-        memory = np.zeros((rows, size), np.float32)
-        if state is not None:
-            expected = (size,) if single else (rows, size)
-            try:
-                given = np.asarray(state, np.float32)
-            except (TypeError, ValueError):
-                raise ConfigError(f"state must be numbers of shape {expected}") from None
-            if given.shape != expected:
-                raise ConfigError(f"state has shape {given.shape}; expected {expected}")
-            if not np.isfinite(given).all():
-                raise ConfigError("state holds a NaN or an infinity")
-            memory += given
-        if episode_start is not None:
-            starts = np.asarray(episode_start, bool)
-            if starts.shape not in ((), (rows,)):
-                raise ConfigError(f"episode_start has shape {starts.shape}; expected ({rows},)")
-            memory[np.broadcast_to(starts, (rows,))] = 0.0
-        actor.memory.set(memory)
+        actor.memory.set(memory_before(state, episode_start, rows, size, single=single))
         action = self._choose(actor, batch)
         after = torch.as_tensor(actor.memory.state).cpu().numpy().copy()
         return (action[0], after[0]) if single else (action, after)
+
+
+def memory_before(
+    state: Any, episode_start: Any, rows: int, size: int, *, single: bool, group: str = ""
+) -> Array:
+    """Return recurrent states, (rows, size), from arguments of `predict`, which are checked."""
+    where = f" of {group}" if group else ""
+    memory = np.zeros((rows, size), np.float32)
+    if state is not None:
+        expected = (size,) if single else (rows, size)
+        try:
+            given = np.asarray(state, np.float32)
+        except (TypeError, ValueError):
+            raise ConfigError(f"state{where} must be numbers of shape {expected}") from None
+        if given.shape != expected:
+            raise ConfigError(f"state{where} has shape {given.shape}; expected {expected}")
+        if not np.isfinite(given).all():
+            raise ConfigError(f"state{where} holds a NaN or an infinity")
+        memory += given
+    if episode_start is not None:
+        starts = np.asarray(episode_start, bool)
+        if starts.shape not in ((), (rows,)):
+            raise ConfigError(f"episode_start{where} has shape {starts.shape}; expected ({rows},)")
+        memory[np.broadcast_to(starts, (rows,))] = 0.0
+    return memory

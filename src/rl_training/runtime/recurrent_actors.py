@@ -50,6 +50,8 @@ class _Memory:
         self._by_torch = False
         self._numpy = model.numpy_actor()
         self.state: Any = None
+        self._before: Any = None
+        """The state before the last step."""
 
     def enable_evaluation(self) -> None:
         """Compute log-probabilities and values with every action, which needs torch."""
@@ -86,10 +88,18 @@ class _Memory:
         else:
             self.state = np.where(done[:, None], np.float32(0), self.state)
 
+    def hold(self, rows: Array) -> None:
+        """Set the state of ``rows`` to what it was before the last step."""
+        if isinstance(self.state, Tensor):
+            held = torch.from_numpy(rows).to(self._device)
+            self.state = torch.where(held.unsqueeze(1), self._before, self.state)
+        else:
+            self.state = np.where(rows[:, None], self._before, self.state)
+
     @torch.no_grad()
     def step(self, obs: Obs, noise: Any) -> tuple[Array, dict[str, Any]]:
         """Return actions, and a record with the states before and after the step."""
-        before = self.before(len(tree_leaves(obs)[0]))
+        self._before = before = self.before(len(tree_leaves(obs)[0]))
         kept: dict[str, Any] = {}
         actions: Any
         if self._numpy is not None and not isinstance(obs, dict):
@@ -121,6 +131,10 @@ class _NoisyRecurrentActor:
     def reset(self, done: Array) -> None:
         """Set the recurrent state of ended episodes to zero."""
         self.memory.forget(done)
+
+    def hold(self, rows: Array) -> None:
+        """Set the recurrent state of ``rows`` to what it was before the last action."""
+        self.memory.hold(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the noise and the recurrent states."""
@@ -213,6 +227,10 @@ class RecurrentEvaluationActor:
     def reset(self, done: Array) -> None:
         """Set the recurrent state of ended episodes to zero."""
         self.memory.forget(done)
+
+    def hold(self, rows: Array) -> None:
+        """Set the recurrent state of ``rows`` to what it was before the last action."""
+        self.memory.hold(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rl_training.algorithms.ppo import PPO
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.contrib.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
@@ -41,12 +42,22 @@ def build_recurrent_ppo(
     communicator: Communicator = ALONE,
 ) -> RecurrentPPO:
     """RecurrentPPO and its model, at the start of the config's random streams."""
+    shared = config.algo_kwargs.shared_lstm
+    model = recurrent_model(config, obs_spec, action_spec, shared_lstm=shared).to(device)
+    arguments = learner_arguments(config, communicator, "minibatches")
+    return RecurrentPPO(model, config.algo_kwargs, **arguments)
+
+
+def recurrent_model(
+    config: TrainConfig[Any], obs_spec: ObsSpec, action_spec: ActionSpec, *, shared_lstm: bool
+) -> LSTMActorCritic:
+    """Return policy and value function of a config."""
     knobs = config.algo_kwargs
-    model = LSTMActorCritic(
+    return LSTMActorCritic(
         obs_spec,
         action_spec,
         lstm_size=knobs.lstm_size,
-        shared_lstm=knobs.shared_lstm,
+        shared_lstm=shared_lstm,
         hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
         critic_hidden_sizes=knobs.critic_hidden_sizes,
         activation=knobs.activation,
@@ -54,24 +65,25 @@ def build_recurrent_ppo(
         encoder=encoder_config(config, orthogonal=True),
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
-    ).to(device)
-    return RecurrentPPO(model, knobs, **learner_arguments(config, communicator, "minibatches"))
+    )
 
 
-def _actor(
-    algorithm: RecurrentPPO,
-    config: TrainConfig[RecurrentPPOConfig],
+def recurrent_actor(
+    algorithm: PPO,
+    config: TrainConfig[Any],
     device: torch.device,
     shard: int = 0,
 ) -> Actor:
+    """Return the exploring actor of PPO on a recurrent model."""
     model: Any = algorithm.model
     generator = torch_stream(config.seed, "actions", *shard_key(shard))
     return RecurrentPolicyActor(model, config.algo_kwargs.num_steps, generator, device)
 
 
-def _eval_actor(
-    algorithm: RecurrentPPO, device: torch.device, sampling: torch.Generator | None
+def recurrent_eval_actor(
+    algorithm: PPO, device: torch.device, sampling: torch.Generator | None
 ) -> Actor:
+    """Return the actor that evaluates PPO on a recurrent model."""
     model: Any = algorithm.model
     return RecurrentEvaluationActor(model, device, sampling)
 
@@ -80,8 +92,8 @@ SPEC = AlgorithmSpec(
     name="recurrent_ppo",
     config=RecurrentPPOConfig,
     build=build_recurrent_ppo,
-    actor=_actor,
-    eval_actor=_eval_actor,
+    actor=recurrent_actor,
+    eval_actor=recurrent_eval_actor,
     trainer=RecurrentPPOTrainer,
     policy=RecurrentTrainedPolicy,
 )

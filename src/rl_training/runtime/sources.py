@@ -15,7 +15,7 @@ from rl_training._internal.tree import tree_map, tree_stack
 from rl_training.algorithms.moments import Moments
 from rl_training.envs import Adapter, HalvedAdapter, PlainAdapter, TeamAdapter, VectorAdapter
 from rl_training.models.normalizer import RewardNormalizer
-from rl_training.runtime.actors import Actor
+from rl_training.runtime.actors import Actor, after_step
 from rl_training.runtime.episode_info import WINDOW, EpisodeInfo
 from rl_training.runtime.experience import Buffer, Collected, OnStep, Timed
 from rl_training.types import Array, EnvInfo, Episode, Obs, Progress, StopRequest, VectorStep, never
@@ -96,10 +96,7 @@ class LocalSource:
             if resets:
                 steps -= int(np.count_nonzero(~step.valid))
             episodes += step.episodes
-            # Not only where an episode is counted: a lost life ends the agent's own.
-            cut = step.cut
-            if cut.any():
-                self.actor.reset(cut)
+            after_step(self.actor, step)
             if self.reward_normalizer is not None:
                 done = step.terminated | step.truncated
                 reward = self.reward_normalizer(step.reward, done, step.valid)

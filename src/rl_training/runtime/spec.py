@@ -48,8 +48,8 @@ class AlgorithmSpec:
     eval_actor: Callable[[Any, torch.device, torch.Generator | None], Actor]
     """Returns the actor of evaluation: greedy, or sampling with the given generator."""
     trainer: type[Trainer]
-    policy: type[TrainedPolicy] = TrainedPolicy
-    """The class of trained policies."""
+    policy: Callable[..., TrainedPolicy] = TrainedPolicy
+    """The class of trained policies, or a function that makes one."""
     records: frozenset[str] = frozenset()
     """What the actor records with each step: "logprobs" and "values" of the behaviour policy.
 

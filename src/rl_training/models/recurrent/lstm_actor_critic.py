@@ -23,7 +23,8 @@ class LSTMActorCritic(ObservingModule):
     """Policy and value function, each with an LSTM of its own or with one (``shared_lstm``).
 
     They share the encoder. A state is a row of ``state_size`` numbers: that of the policy's LSTM,
-    then that of the value function's.
+    then that of the value function's. The value function's LSTM may see something else
+    (`critic_features`, ``critic_inputs`` numbers).
     """
 
     head: PolicyHead
@@ -42,13 +43,13 @@ class LSTMActorCritic(ObservingModule):
         encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
+        critic_inputs: int | None = None,
     ) -> None:
         head = make_action_head(action_spec, log_std_init)
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         self.actor_lstm = LSTM(self.num_features, lstm_size, orthogonal=True)
-        self.critic_lstm = (
-            None if shared_lstm else LSTM(self.num_features, lstm_size, orthogonal=True)
-        )
+        inputs = self.num_features if critic_inputs is None else critic_inputs
+        self.critic_lstm = None if shared_lstm else LSTM(inputs, lstm_size, orthogonal=True)
         self.actor = MLP((lstm_size, *hidden_sizes, head.param_size), activation, 0.01)
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = MLP((lstm_size, *critic_sizes, 1), activation, 1.0)
@@ -62,7 +63,7 @@ class LSTMActorCritic(ObservingModule):
     def policy_step(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return parameters of the action distribution, the action mask, and the next states."""
         features, mask = self.encode(obs)
-        remembered, _, after = self._remember(features.unsqueeze(0), state)
+        remembered, _, after = self._remember(*self._sequence_of_one(obs, features), state)
         return self.actor(remembered[0]), mask, after
 
     def act(
@@ -73,20 +74,21 @@ class LSTMActorCritic(ObservingModule):
         Also their log-probabilities and the values, by the names of a rollout's fields.
         """
         features, mask = self.encode(obs)
-        remembered, valued, after = self._remember(features.unsqueeze(0), state)
+        remembered, valued, after = self._remember(*self._sequence_of_one(obs, features), state)
         params = self.actor(remembered[0])
         if noise is None:
             actions = self.head.mode(params, mask)
         else:
             actions = self.head.sample(params, noise, mask)
         logprobs, _ = self.head.logprob_entropy(params, actions, mask)
-        return actions, after, {"logprobs": logprobs, "values": self.critic(valued[0]).squeeze(-1)}
+        return actions, after, {"logprobs": logprobs, "values": self._values(valued[0])}
 
     def value(self, seen: Remembered) -> Tensor:
         """Return state values of single observations, one per row."""
         features, _ = self.encode(seen.obs)
-        _, valued, _ = self._remember(features.unsqueeze(0), seen.state)
-        return self.critic(valued[0]).squeeze(-1)  # type: ignore[no-any-return]
+        sequences = self._sequence_of_one(seen.obs, features)
+        _, valued, _ = self._remember(*sequences, seen.state)
+        return self._values(valued[0])
 
     def evaluate(self, batch: Mapping[str, Any]) -> Evaluation:
         """Return log-probability and entropy of actions, and values, over whole sequences.
@@ -95,22 +97,41 @@ class LSTMActorCritic(ObservingModule):
         """
         actions = batch["actions"]
         length, rows = actions.shape[:2]
-        features, mask = self.encode(tree_map(lambda leaf: leaf.flatten(0, 1), batch["obs"]))
-        remembered, valued, _ = self._remember(features.view(length, rows, -1), batch["state"])
+        obs: Any = tree_map(lambda leaf: leaf.flatten(0, 1), batch["obs"])
+        features, mask = self.encode(obs)
+        critics = self.critic_features(obs, features)
+        sequences = (features.view(length, rows, -1), critics.view(length, rows, -1))
+        remembered, valued, _ = self._remember(*sequences, batch["state"])
         params = self.actor(remembered.flatten(0, 1))
         logprob, entropy = self.head.logprob_entropy(params, actions.flatten(0, 1), mask)
-        value = self.critic(valued.flatten(0, 1))
+        value = self._values(valued.flatten(0, 1))
         return Evaluation(*(x.reshape(length, rows) for x in (logprob, entropy, value)))
 
-    def _remember(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def critic_features(self, obs: Any, features: Tensor) -> Tensor:
+        """Return what the value function's LSTM sees of flat rows: the same as the policy's."""
+        del obs
+        return features
+
+    def _sequence_of_one(self, obs: Any, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs of both LSTMs over one time step."""
+        return features.unsqueeze(0), self.critic_features(obs, features).unsqueeze(0)
+
+    def _values(self, outputs: Tensor) -> Tensor:
+        """Return values, one per row, of outputs of the value function's LSTM."""
+        values: Tensor = self.critic(outputs).squeeze(-1)
+        return values
+
+    def _remember(
+        self, features: Tensor, critics: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return both LSTMs' outputs over (time, batch, features), and the last states."""
         if self.critic_lstm is None:
             outputs, after = self.actor_lstm(features, state)
             return outputs, outputs, after
-        own, critics = state[:, : self._split], state[:, self._split :]
+        own, other = state[:, : self._split], state[:, self._split :]
         outputs, own = self.actor_lstm(features, own)
-        valued, critics = self.critic_lstm(features, critics)
-        return outputs, valued, torch.cat((own, critics), -1)
+        valued, other = self.critic_lstm(critics, other)
+        return outputs, valued, torch.cat((own, other), -1)
 
     def numpy_actor(self) -> NumpyActor | None:
         """Return acting in NumPy; None where that is not possible (see `numpy_choice`).
