@@ -24,11 +24,26 @@ class IPPOConfig(PPOConfig):
     groups: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Agents that share a policy, by the name of their group, in place of policies: '{team_a: [a_0,
     a_1], team_b: [b_0]}'."""
+    opponents: Literal["current", "pool"] = "current"
+    """Who plays the other side in a game of two agents that share a policy. 'current': the policy
+    itself; 'pool': in a part of the games one of its earlier snapshots, which does not learn."""
+    pool_fraction: float = 0.5
+    """opponents: pool: the part of the games that is played against snapshots."""
+    pool_size: int = 10
+    """opponents: pool: number of snapshots, the latest ones; they are in every checkpoint."""
+    pool_sampling: Literal["uniform", "rating"] = "uniform"
+    """opponents: pool: which snapshot plays a game. 'uniform': each with the same chance; 'rating':
+    in proportion to the score that its Elo rating predicts against the current policy."""
+    snapshot_interval: int = 10_000
+    """opponents: pool: steps between two snapshots; the first is the initial policy."""
     uses_state: ClassVar[bool] = False
     """Whether rows contain the state of the whole team."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require(0 < self.pool_fraction <= 1, "pool_fraction", "above 0, and at most 1")
+        for name in ("pool_size", "snapshot_interval"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
         for name, agents in self.groups.items():
             listed = isinstance(agents, (list, tuple)) and all(isinstance(a, str) for a in agents)
             require(
