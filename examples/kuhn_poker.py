@@ -48,12 +48,17 @@ class KuhnPoker(AECEnv):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._random = np.random.default_rng()
+        size = len(CARDS) + len(HISTORIES)
+        self.observation_spaces = {
+            agent: spaces.Box(0, 1, (size,), np.float32) for agent in self.possible_agents
+        }
+        self.action_spaces = {agent: spaces.Discrete(2) for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Box(0, 1, (len(CARDS) + len(HISTORIES),), np.float32)
+        return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Discrete(2)
+        return self.action_spaces[agent]
 
     def observe(self, agent: str) -> np.ndarray[Any, Any]:
         return observation(self._cards[self.possible_agents.index(agent)], self._history)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,8 @@ from rl_training.algorithms.ippo import IPPOConfig
 from rl_training.envs.board_games import board_game_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.runtime.matches import RuleActor, play_match
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.matches import MatchResult, RuleActor, play_match
 from rl_training.runtime.ratings import after_game, elo_difference, expected_score
 from rl_training.runtime.self_play import SnapshotPool
 from rl_training.runtime.workflows import load_policy, resume_training
@@ -81,7 +84,7 @@ class Higher(ParallelEnv):  # type: ignore[misc]
 
 def prefer(model: Any, action: int) -> None:
     """Let a model take this action always."""
-    last = model.actor[-1] if not hasattr(model.actor, "layers") else model.actor.layers[-1]
+    last = model.actor.layers[-1]
     with torch.no_grad():
         last.weight.zero_()
         last.bias.fill_(-50.0)
@@ -244,3 +247,252 @@ def test_killed_and_resumed_equals_never_stopped(make_config: MakeConfig, tmp_pa
     killed = run_and_kill(config, tmp_path / "killed", "step", "300")
     resume_training(killed)
     assert_same_run(whole.run_dir, killed)
+
+
+class Interrupt(Callback):
+    def on_step(self, trainer: Any, event: Any) -> None:
+        if event.step >= 330:
+            trainer.stopping.signals.received = "SIGTERM"
+
+
+def test_stopped_within_a_rollout_it_resumes_exactly(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(
+        algo="mappo", env_id=TICTACTOE, opponents="pool", pool_fraction=0.9, snapshot_interval=60,
+        total_timesteps=400, eval_episodes=0, normalize_reward=True,
+    )  # fmt: skip
+    whole = ExperimentManager.setup(config).train()
+    part = config.with_overrides(output_dir=tmp_path / "part")
+    stopped = ExperimentManager.setup(part, callbacks=[Interrupt()]).train()
+    assert stopped.interrupted
+    resume_training(stopped.run_dir)
+    assert_same_run(whole.run_dir, stopped.run_dir)
+
+
+# -- matches ---------------------------------------------------------------------------------------
+
+
+def always(action: int) -> IPPO:
+    model = IPPO(env_fn=Higher, num_envs=1)
+    prefer(model.policy.module, action)
+    return model
+
+
+def by_seat(result: MatchResult) -> list[Any]:
+    return [dataclasses.astuple(seat) for seat in result.seats]
+
+
+def test_games_are_counted_by_seat() -> None:
+    one, zero = always(1).policy, always(0).policy
+    result = play_match(one, zero, 30, env_fn=Higher)
+    assert by_seat(result) == [("x", 15, 0, 0), ("y", 15, 0, 0)]
+    assert result.score == 1.0
+    assert play_match(zero, one, 5, env_fn=Higher).counts() == (0, 0, 5)
+    assert play_match(one, one, 5, env_fn=Higher).counts() == (0, 5, 0)
+    fixed = play_match(zero, one, 30, env_fn=functools.partial(Higher, x_wins=True))
+    assert by_seat(fixed) == [("x", 15, 0, 0), ("y", 0, 0, 15)]
+    assert fixed.elo_difference == 0
+    # A random player takes three ones in a row in an eighth of the games.
+    won, drawn, _ = play_match(one, "random", 800, env_fn=Higher).counts()
+    assert won / 800 == pytest.approx(7 / 8, abs=0.04)
+    assert won + drawn == 800
+
+
+@pytest.mark.parametrize(
+    ("play", "message"),
+    [
+        (lambda: play_match(always(1).policy, "rule", env_fn=Higher), "rule player plays tic-tac"),
+        (lambda: play_match(always(1).policy, "expert", env_fn=Higher), "no opponent 'expert'"),
+        (lambda: play_match(always(1).policy, "random", 0, env_fn=Higher), "at least 1; got 0"),
+        (
+            lambda: play_match(IPPO(TICTACTOE).policy, IPPO(CONNECT_FOUR).policy),
+            "the opponent was trained on pettingzoo:classic/connect_four_v3",
+        ),
+        (lambda: play_match(IPPO(env_fn=Mortals).policy, "random", env_fn=Mortals), "has 3"),
+    ],
+)
+def test_matches_that_cannot_be_played(play: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        play()
+
+
+def connect_four(*rows: str) -> Any:
+    """A board of the lowest rows; x: the agent's own pieces, o: the other's."""
+    text = [*["......."] * (6 - len(rows)), *rows]
+    cells = np.array([list(row) for row in text])
+    return np.stack([cells == "x", cells == "o"], -1).astype(np.int8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (["ooo....", "xxx...."], {3}),  # x wins below, where o would win above
+        (["x......", "x......", "x..ooo."], {0}),  # a win before a block
+        ([".......", "xx.ooo."], {2, 6}),
+        (["...x...", "..xo...", ".xoo...", ".oox..."], {0}),  # a diagonal
+        ([".xxx...", ".oxo..."], {0, 1, 2, 3, 4, 5, 6}),  # a piece would drop lower
+    ],
+)
+def test_the_rule_player(rows: list[str], columns: set[int]) -> None:
+    game = board_game_of({"name": "connect_four_v3"})
+    assert game is not None
+    actor = RuleActor(game, torch.Generator().manual_seed(1))
+    boards = np.repeat(connect_four(*rows)[None], 60, 0)
+    legal = np.ones((60, 7), bool)
+    chosen, _ = actor.act({"observation": boards, "action_mask": legal}, START)
+    assert set(chosen.tolist()) == columns
+
+
+# -- on the command line ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = IPPO(
+        TICTACTOE, num_envs=2, num_steps=16, output_dir=tmp_path_factory.mktemp("runs"),
+        progress=False, tensorboard=False, eval_episodes=0,
+    )  # fmt: skip
+    folder = model.learn(64).run_dir
+    assert folder is not None
+    return folder
+
+
+def call(*words: str | Path) -> int:
+    return cli.main([str(word) for word in words])
+
+
+def test_eval_against(run: Path, capsys: Any) -> None:
+    assert call("eval", run, "--against", "rule", "--num-episodes", "40", "--json") == 0
+    first, *seats, last = capsys.readouterr().out.splitlines()
+    found = json.loads(last)
+    result = play_match(load_policy(run), "rule", 40)
+    assert (found["won"], found["drawn"], found["lost"]) == result.counts()
+    assert f"{found['won']} won, {found['drawn']} drawn, {found['lost']} lost of 40" in first
+    assert [line.split(":")[0] for line in seats] == ["  as player_1", "  as player_2"]
+    assert call("eval", run, "--against", run, "--num-episodes", "10") == 0
+    assert call("eval", run, "--against", "rulr") == 2
+    assert "no run or checkpoint 'rulr'" in capsys.readouterr().err
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_a_person_plays_in_the_terminal(
+    run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in(monkeypatch, "".join(f"{word}\n" for word in ("ten", "0", *"512346789")))
+    assert call("play", run, "--seat", "player_1", "--json") == 0
+    shown = capsys.readouterr().out
+    assert "you are player_1 (X), against player_2" in shown
+    assert "1 2 3\n4 5 6\n7 8 9\nyour move (1 2 3 4 5 6 7 8 9)" in shown
+    assert "'ten' is no legal move" in shown
+    assert "'0' is no legal move" in shown
+    result = {"you win": 1.0, "you lose": -1.0, "a draw": 0.0}
+    (ended,) = [line for line in shown.splitlines() if line in result]
+    last = json.loads(shown.splitlines()[-1])
+    assert last["episodes"][0]["return"] == result[ended]
+    assert "X" in shown.split("player_2 plays")[1]
+
+
+def test_the_second_seat_and_the_end_of_the_input(
+    run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in(monkeypatch, "")
+    assert call("play", run, "--seat", "player_2") == 0
+    captured = capsys.readouterr()
+    assert "player_1 plays" in captured.out.split("your move")[0]
+    assert "the input ended" in captured.err
+    for seat, message in (("player_3", "must be player_1 or player_2, or none"), ("", "must be")):
+        assert call("play", run, "--seat", seat) == 2
+        assert message in capsys.readouterr().err
+    assert call("play", "CartPole-v1", "--seat", "player_1") == 2
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    pytest.importorskip("pygame")
+    assert call("play", run, "--seat", "none", "--max-steps", "2") == 0
+    assert "in 2 steps (stopped by --max-steps)" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_in_a_real_terminal_ctrl_c_ends_the_game(run: Path) -> None:
+    outside, inside = pty.openpty()
+    words = [sys.executable, "-m", "rl_training.cli", "play", str(run)]
+    child = subprocess.Popen(words, stdin=inside, stdout=inside, stderr=inside, close_fds=True)
+    os.close(inside)
+    seen = b""
+    try:
+        while b"9): " not in seen:
+            seen += os.read(outside, 4096)
+        os.write(outside, b"5\n")
+        while seen.count(b"your move") < 2:
+            seen += os.read(outside, 4096)
+        time.sleep(0.2)  # it waits for input
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 0
+        seen += os.read(outside, 4096)
+    finally:
+        child.kill()
+        os.close(outside)
+    assert seen.rstrip().endswith(b"stopped")
+    assert b"Traceback" not in seen
+
+
+def test_connect_four_as_text() -> None:
+    game = board_game_of({"name": "connect_four_v3"})
+    assert game is not None
+    shown = game.text(connect_four("x......", "o.x...."), 1).splitlines()
+    assert shown[-3:] == ["O . . . . . .", "X . O . . . .", "1 2 3 4 5 6 7"]
+    assert [game.number(action) for action in range(7)] == list(range(1, 8))
+
+
+# -- optimal play ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kuhn() -> Any:
+    return load_script(EXAMPLE)
+
+
+def optimal(kuhn: Any, a: float) -> dict[tuple[int, str], float]:
+    """An equilibrium of Kuhn poker for each a in [0, 1/3] (Kuhn 1950)."""
+    first = {(0, ""): a, (1, ""): 0.0, (2, ""): 3 * a}
+    called = {(0, "pb"): 0.0, (1, "pb"): a + 1 / 3, (2, "pb"): 1.0}
+    second = {(0, "p"): 1 / 3, (1, "p"): 0.0, (2, "p"): 1.0}
+    return {**first, **called, **second, (0, "b"): 0.0, (1, "b"): 1 / 3, (2, "b"): 1.0}
+
+
+def test_exploitability_is_exact(kuhn: Any) -> None:
+    for a in (0.0, 0.2, 1 / 3):
+        policy = optimal(kuhn, a)
+        assert kuhn.exploitability(policy) == pytest.approx(0, abs=1e-12)
+        assert kuhn.best_response(policy, 1) == pytest.approx(1 / 18)  # the value of the game
+    uniform = dict.fromkeys(optimal(kuhn, 0.0), 0.5)
+    assert kuhn.exploitability(uniform) == pytest.approx(11 / 24)
+    # Half of the games everything is bet, half of them nothing: the second move of the
+    # first player is made only by the policy that passed before.
+    bets, passes = (dict.fromkeys(uniform, p) for p in (1.0, 0.0))
+    mixed = kuhn.average([bets, passes])
+    assert mixed[1, ""] == mixed[1, "b"] == 0.5
+    assert mixed[1, "pb"] == 0.0
+
+
+def test_the_game_is_played_by_its_rules(kuhn: Any) -> None:
+    api_test = pytest.importorskip("pettingzoo.test").api_test
+    api_test(kuhn.KuhnPoker(), num_cycles=60)
+    game = kuhn.KuhnPoker()
+    for seed in range(6):
+        game.reset(seed=seed)
+        for move in (0, 1, 1):  # pass, bet, call
+            game.step(move)
+        won = 2.0 if game._cards[0] > game._cards[1] else -2.0
+        assert game.rewards == {"player_0": won, "player_1": -won}
+
+
+def test_self_play_comes_nearer_to_optimal_play(kuhn: Any) -> None:
+    trainer, policies = kuhn.train(8000, 1, "pool")
+    pool = [kuhn.policy_of(one.module) for one in trainer.source.pool.snapshots.values()]
+    trainer.close()
+    assert kuhn.exploitability(pool[0]) > 0.4
+    assert kuhn.exploitability(kuhn.average(pool[len(pool) // 2 :])) < 0.2
+    assert kuhn.exploitability(policies[-1]) < 0.25

@@ -194,9 +194,7 @@ def _watch(options: PlayArgs, ended: list[_Ended]) -> None:
                 break
 
 
-def _in_terminal(
-    options: PlayArgs, policy: TrainedPolicy, seed: int, ended: list[_Ended]
-) -> bool:
+def _in_terminal(options: PlayArgs, policy: TrainedPolicy, seed: int, ended: list[_Ended]) -> bool:
     """Let a person play against the policy in the terminal; False where the game is not one."""
     if not find_entry(policy.config.algo).multi_agent:
         if options.seat is not None:

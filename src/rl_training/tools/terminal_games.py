@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,7 @@ def opened_game(policy: TrainedPolicy, seat: str | None) -> Iterator[_Table | No
         game = require_two_players(env)
         if seat is not None and seat not in game.agents:
             raise ConfigError(
-                f"--seat must be {' or '.join(game.agents)}, or {NO_SEAT} to watch; got"
-                f" {seat!r}"
+                f"--seat must be {' or '.join(game.agents)}, or {NO_SEAT} to watch; got {seat!r}"
             )
         yield _Table(policy, game, board, 0 if seat is None else game.agents.index(seat))
 
@@ -134,10 +134,12 @@ class _Table:
 
 def _typed(prompt: str) -> str:
     """Return a line of the input."""
+    show(prompt)
     try:
-        return input(prompt).strip()
+        line = sys.stdin.readline() if sys.stdin is not None else ""
     except UnicodeDecodeError:
         return "?"
-    except (EOFError, RuntimeError):  # RuntimeError: there is no standard input
+    if not line:
         show("\n")
-        raise InputEndedError from None
+        raise InputEndedError
+    return line.strip()
