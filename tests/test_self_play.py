@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_refused(make: Callable[[], Any], message: str) -> 
 def test_killed_and_resumed_equals_never_stopped(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(
         algo="ippo", env_id=TICTACTOE, opponents="pool", pool_sampling="rating", pool_size=3,
-        snapshot_interval=60, total_timesteps=500, checkpoint_interval=100, eval_episodes=0,
+        snapshot_interval=150, total_timesteps=500, checkpoint_interval=100, eval_episodes=0,
         normalize_obs=True,
     )  # fmt: skip
     whole = ExperimentManager.setup(config).train()
@@ -259,14 +259,14 @@ def test_stopped_within_a_rollout_it_resumes_exactly(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
     config = make_config(
-        algo="mappo", env_id=TICTACTOE, opponents="pool", pool_fraction=0.9, snapshot_interval=60,
+        algo="mappo", opponents="pool", pool_fraction=0.9, snapshot_interval=60,
         total_timesteps=400, eval_episodes=0, normalize_reward=True,
     )  # fmt: skip
-    whole = ExperimentManager.setup(config).train()
+    whole = ExperimentManager.setup(config, env_fn=Duel).train()
     part = config.with_overrides(output_dir=tmp_path / "part")
-    stopped = ExperimentManager.setup(part, callbacks=[Interrupt()]).train()
+    stopped = ExperimentManager.setup(part, callbacks=[Interrupt()], env_fn=Duel).train()
     assert stopped.interrupted
-    resume_training(stopped.run_dir)
+    resume_training(stopped.run_dir, env_fn=Duel)
     assert_same_run(whole.run_dir, stopped.run_dir)
 
 

@@ -129,7 +129,7 @@ def play_match(
     seed: int | None = None,
     env_fn: EnvFn | None = None,
 ) -> MatchResult:
-    """Let a policy play a game of two agents against an opponent, from both seats in turn.
+    """Let a policy play a game of two agents against an opponent, half of the games from each seat.
 
     Args:
         policy: the policy that is rated; its agents share it.
@@ -206,7 +206,8 @@ def _played(
     quota = episodes_of_each(num_games, teams)
     finished, counts = [0] * teams, np.zeros((2, 3), np.int64)
     seats = np.arange(teams) % 2
-    """The seat of the first player in each environment; it changes with every game."""
+    """The seat of the first player in each environment."""
+    is_first = (np.arange(2) == seats[:, None]).reshape(-1)
     returns = np.zeros((teams, 2))
     obs = game.reseed(seed)
     for player in players:
@@ -214,7 +215,6 @@ def _played(
     while any(done < wanted for done, wanted in zip(finished, quota, strict=True)):
         # Both see all rows, because a policy with memory has a state for each.
         chosen = [player.act(obs, Progress(1, 1))[0] for player in players]
-        is_first = (np.arange(2) == seats[:, None]).reshape(-1)
         of_first = is_first.reshape(-1, *[1] * (chosen[0].ndim - 1))
         step = game.step(np.where(of_first, *chosen))
         returns += step.reward.reshape(teams, 2)
@@ -225,7 +225,6 @@ def _played(
                 ours, theirs = returns[team, seat], returns[team, 1 - seat]
                 counts[seat, 0 if ours > theirs else 1 if ours == theirs else 2] += 1
             returns[team] = 0
-            seats[team] = 1 - seat
         if step.cut.any():
             for player in players:
                 player.reset(step.cut)

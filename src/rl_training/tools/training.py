@@ -105,9 +105,9 @@ class EvalArgs:
     num_episodes: int | None = None
     """Number of episodes; unset: 20, or 200 games with --against."""
     against: str | None = None
-    """Of a game of two agents: play games against this opponent, from both seats in turn. It is
+    """Of a game of two agents: play against this opponent, half of the games from each seat. It is
     another run or checkpoint; 'random'; or 'rule', which in tic-tac-toe and connect four takes wins
-    and blocks losses. unset: all agents act as trained."""
+    and blocks losses; unset: all agents act as trained."""
     deterministic: bool | None = None
     """Take the most likely action, or sample one (DQN, DRQN: random with probability
     exploration_final_eps; TD3: with exploration noise); unset: as the run's own evaluations
