@@ -1,8 +1,7 @@
-"""IPPO and MAPPO beside skrl's on cooperative tasks, and connect four against simple players.
+"""IPPO and MAPPO beside skrl's on cooperative tasks.
 
     python benchmarks/multi_agent.py cooperative --peer-python PYTHON [--steps 50000] [--seeds 5]
     python benchmarks/multi_agent.py speed --peer-python PYTHON [--steps 5000] [--rounds 3]
-    python benchmarks/multi_agent.py connect-four [--steps 100000] [--games 200]
 
 ``cooperative`` trains ours and skrl 2.1.1 on simple_spread and on simple_speaker_listener, whose
 two agents have different roles: with one environment, a policy of each agent's own, the same
@@ -13,9 +12,6 @@ of a random policy.
 
 ``speed`` trains ours and theirs in alternation, and prints the median ratio of steps per second of
 CPU time: both have one thread, and other processes of the machine change it little.
-
-``connect-four`` trains a policy against itself and lets it play against a random player and against
-one that takes wins and blocks losses.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,81 +182,6 @@ def run_speed(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- connect four ----------------------------------------------------------------------------------
-
-
-def wins(board: Any, column: int, player: int) -> bool:
-    """Whether a piece of ``player`` in ``column`` makes four in a row; (6, 7, 2), own first."""
-    free = [row for row in range(5, -1, -1) if not board[row, column].any()]
-    if not free:
-        return False
-    own = board[:, :, player].astype(bool)
-    own[free[0], column] = True
-    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
-        count = 1
-        for sign in (1, -1):
-            row, place = free[0] + sign * down, column + sign * right
-            while 0 <= row < 6 and 0 <= place < 7 and own[row, place]:
-                count += 1
-                row, place = row + sign * down, place + sign * right
-        if count >= 4:
-            return True
-    return False
-
-
-def rule_player(obs: Any, rng: np.random.Generator) -> int:
-    """Take a win, else block a loss, else play at random."""
-    legal = np.flatnonzero(obs["action_mask"])
-    for player in (0, 1):
-        for column in legal:
-            if wins(obs["observation"], int(column), player):
-                return int(column)
-    return int(rng.choice(legal))
-
-
-def random_player(obs: Any, rng: np.random.Generator) -> int:
-    return int(rng.choice(np.flatnonzero(obs["action_mask"])))
-
-
-def play(model: Any, opponent: Callable[..., int], games: int) -> tuple[float, float]:
-    """The share of games won, and drawn; the model begins every other game."""
-    from pettingzoo.classic import connect_four_v3
-
-    env = connect_four_v3.env()
-    rng = np.random.default_rng(7)
-    won = drawn = 0
-    for number in range(games):
-        env.reset(seed=number)
-        ours = env.possible_agents[number % 2]
-        reward = 0.0
-        for agent in env.agent_iter():
-            obs, received, terminated, truncated, _ = env.last()
-            if agent == ours:
-                reward += received
-            over = terminated or truncated
-            if over:
-                action = None
-            elif agent == ours:
-                action = int(model.act(obs, deterministic=False))
-            else:
-                action = opponent(obs, rng)
-            env.step(action)
-        won += reward > 0
-        drawn += reward == 0
-    return won / games, drawn / games
-
-
-def run_connect_four(args: argparse.Namespace) -> int:
-    model = IPPO("ippo/connect_four", total_timesteps=args.steps, seed=args.seed, progress=False)
-    begin = time.perf_counter()
-    model.learn(run_dir=None)
-    print(f"trained {args.steps:,} steps in {time.perf_counter() - begin:.0f} s", flush=True)
-    for name, opponent in (("random player", random_player), ("rule player", rule_player)):
-        won, drawn = play(model, opponent, args.games)
-        print(f"against the {name}: {won:.3f} won, {drawn:.3f} drawn of {args.games} games")
-    return 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     commands = parser.add_subparsers(required=True)
@@ -282,11 +202,6 @@ def main() -> int:
     one.add_argument("steps", type=int)
     one.add_argument("seed", type=int)
     one.set_defaults(run=run_one)
-    four = commands.add_parser("connect-four")
-    four.add_argument("--steps", type=int, default=100_000)
-    four.add_argument("--games", type=int, default=200)
-    four.add_argument("--seed", type=int, default=1)
-    four.set_defaults(run=run_connect_four)
     args = parser.parse_args()
     torch.set_num_threads(1)
     return int(args.run(args))

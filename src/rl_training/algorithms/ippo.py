@@ -33,6 +33,18 @@ class IPPOConfig(PPOConfig):
     """Cells of each LSTM, with memory: lstm."""
     sequence_length: int = 32
     """Steps that gradients flow back through, with memory: lstm; a divisor of num_steps."""
+    opponents: Literal["current", "pool"] = "current"
+    """Who plays the other side in a game of two agents that share a policy. 'current': the policy
+    itself; 'pool': in a part of the games one of its earlier snapshots, which does not learn."""
+    pool_fraction: float = 0.5
+    """opponents: pool: the part of the games that is played against snapshots."""
+    pool_size: int = 10
+    """opponents: pool: number of snapshots, the latest ones; they are in every checkpoint."""
+    pool_sampling: Literal["uniform", "rating"] = "uniform"
+    """opponents: pool: which snapshot plays a game. 'uniform': each with the same chance; 'rating':
+    in proportion to the score that its Elo rating predicts against the current policy."""
+    snapshot_interval: int = 10_000
+    """opponents: pool: steps between two snapshots; the first is the initial policy."""
     uses_state: ClassVar[bool] = False
     """Whether rows contain the state of the whole team."""
 
@@ -52,6 +64,9 @@ class IPPOConfig(PPOConfig):
         self._require(
             not self.groups or self.policies == "shared", "policies", "unset where there are groups"
         )
+        self._require(0 < self.pool_fraction <= 1, "pool_fraction", "above 0, and at most 1")
+        for name in ("pool_size", "snapshot_interval"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
         for name, agents in self.groups.items():
             listed = isinstance(agents, (list, tuple)) and all(isinstance(a, str) for a in agents)
             require(

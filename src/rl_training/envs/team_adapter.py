@@ -65,6 +65,11 @@ class TeamAdapter:
         """Number of episodes at a time: one per environment."""
         return self.teams.num_envs
 
+    @property
+    def acting(self) -> Array:
+        """Rows whose action the next step takes."""
+        return self._acts
+
     def episodes_so_far(self) -> tuple[Array, Array]:
         """Return the length and the summed rewards of each environment's current episode."""
         return self.teams.episodes_so_far()

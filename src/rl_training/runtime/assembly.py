@@ -185,7 +185,10 @@ def shard_source(
         gamma = config.algo_kwargs.gamma
         normalizer = RewardNormalizer(env.num_envs, gamma, config.clip_reward)
     actor = _recording_actor(spec, learner, config, device, shard)
-    return local_source(env, actor, normalizer, window=-(-WINDOW // config.shards))
+    window = -(-WINDOW // config.shards)
+    if spec.source is not None:
+        return spec.source(learner, config, device, env, actor, normalizer, window)
+    return local_source(env, actor, normalizer, window)
 
 
 def _recording_actor(

@@ -15,6 +15,7 @@ from rl_training.contrib.recurrent_ppo import RecurrentPPO
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.ppo_trainer import build_ppo
 from rl_training.runtime.recurrent_ppo_trainer import recurrent_model
+from rl_training.runtime.self_play import source_of_games
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import learner_arguments
 from rl_training.runtime.teams import team_spec_of
@@ -36,7 +37,7 @@ def build_ippo(
     return RecurrentPPO(model, config.algo_kwargs, **arguments)
 
 
-_PPO = dataclasses.replace(PPO_SPEC, name="ippo", config=IPPOConfig)
+_PPO = dataclasses.replace(PPO_SPEC, name="ippo", config=IPPOConfig, source=source_of_games)
 SPEC = team_spec_of(_PPO, build_ippo)
 
 

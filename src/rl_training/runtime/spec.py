@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rl_training.config import TrainConfig
     from rl_training.runtime.actors import Actor
+    from rl_training.runtime.sources import LocalSource
     from rl_training.runtime.trainer import Trainer
 
 
@@ -56,3 +57,6 @@ class AlgorithmSpec:
     A learner needs them if the behaviour policy may be older than its weights. PPO does not: its
     weights are still those that acted, so it computes both in one batch.
     """
+    source: Callable[..., LocalSource] | None = None
+    """Returns the source of a shard, given learner, config, device and the arguments of
+    `local_source`; unset: `local_source`."""

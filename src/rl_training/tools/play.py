@@ -14,6 +14,7 @@ import tyro
 from rl_training._internal.flag_help import HelpText
 from rl_training._internal.flags import parse_flags
 from rl_training.errors import ConfigError, UserError
+from rl_training.registry import find_entry
 from rl_training.seeding import stream_seed
 from rl_training.terminal import say, show
 from rl_training.tools.sources import is_env_id
@@ -21,6 +22,7 @@ from rl_training.trust import trust_from_flag
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
+    from rl_training.runtime.policy import TrainedPolicy
 
 
 _WINDOW = 480
@@ -43,6 +45,9 @@ class PlayArgs:
     none with the id of an environment."""
     checkpoint: Path | None = None
     """The run folder or checkpoint, instead of the first argument; unset: none."""
+    seat: str | None = None
+    """The agent that you play in the terminal, in a game of tic-tac-toe or connect four against the
+    policy of a run, or 'none' to watch its agents on the screen; unset: the first one."""
     keyboard: bool = False
     """Play by keyboard, if the environment defines keys (Atari does)."""
     num_episodes: int = 1
@@ -73,6 +78,7 @@ def main(args: list[str]) -> int:
             "rl-training play CartPole-v1  # random actions",
             "rl-training play runs/RUN  # a trained policy",
             "rl-training play runs/RUN --env-id Pendulum-v1  # in another environment",
+            "rl-training play runs/RUN --seat player_1  # connect four, in the terminal",
             "rl-training play ALE/Pong-v5 --keyboard",
         ),
     )
@@ -81,6 +87,8 @@ def main(args: list[str]) -> int:
         raise ConfigError("play needs the id of an environment, or a run folder or checkpoint")
     if options.keyboard and options.checkpoint is not None:
         raise ConfigError("--keyboard needs the id of an environment instead of a checkpoint")
+    if options.seat is not None and options.checkpoint is None:
+        raise ConfigError("--seat needs a run folder or checkpoint, whose policy plays the others")
     from rl_training.tools import episodes
 
     episodes.check_counts(options.num_episodes, options.max_steps, None)
@@ -159,8 +167,10 @@ def _watch(options: PlayArgs, ended: list[_Ended]) -> None:
             env_id=options.env_id,
             env_kwargs=options.env_kwargs,
         )
-        _require_display()
         given = policy.config.seed if options.seed is None else options.seed
+        if _in_terminal(options, policy, given, ended):
+            return
+        _require_display()
         seed = stream_seed(given, "evaluation")
         env: Any = episodes.evaluation_envs(policy, 1, "human")[0]
         env.reseed(seed)
@@ -182,6 +192,30 @@ def _watch(options: PlayArgs, ended: list[_Ended]) -> None:
                 ended.append(_Ended(moment.ret, moment.step))
             if _window_closed():
                 break
+
+
+def _in_terminal(options: PlayArgs, policy: TrainedPolicy, seed: int, ended: list[_Ended]) -> bool:
+    """Let a person play against the policy in the terminal; False where the game is not one."""
+    if not find_entry(policy.config.algo).multi_agent:
+        if options.seat is not None:
+            raise ConfigError("--seat is for games of two agents; this run trained one agent")
+        return False
+    from rl_training.tools.terminal_games import InputEndedError, opened_game
+
+    with opened_game(policy, options.seat) as game:
+        if game is None:
+            return False
+        played = game.play(
+            options.num_episodes,
+            seed,
+            deterministic=options.deterministic,
+            max_steps=options.max_steps,
+        )
+        try:
+            ended.extend(_Ended(one.ret, one.moves) for one in played)
+        except InputEndedError:
+            say("stopped: the input ended")
+    return True
 
 
 def _by_hand(options: PlayArgs, ended: list[_Ended]) -> None:

@@ -102,12 +102,16 @@ class EvalArgs:
 
     checkpoint: RunPath
     """A run folder (its last checkpoint is used) or a checkpoint file."""
-    num_episodes: int = 20
-    """Number of episodes."""
+    num_episodes: int | None = None
+    """Number of episodes; unset: 20, or 200 games with --against."""
+    against: str | None = None
+    """Of a game of two agents: play against this opponent, half of the games from each seat. It is
+    another run or checkpoint; 'random'; or 'rule', which in tic-tac-toe and connect four takes wins
+    and blocks losses; unset: all agents act as trained."""
     deterministic: bool | None = None
     """Take the most likely action, or sample one (DQN, DRQN: random with probability
     exploration_final_eps; TD3: with exploration noise); unset: as the run's own evaluations
-    (eval_deterministic)."""
+    (eval_deterministic); with --against: sample."""
     env_id: str | None = None
     """Gymnasium id of the environment to play, with the spaces of the policy; unset: that of the
     run. A run from a dataset alone may have none."""
@@ -337,14 +341,19 @@ def evaluate(args: list[str]) -> int:
         examples=(
             "rl-training eval runs/RUN --num-episodes 50",
             "rl-training eval runs/RUN/checkpoints/best.pt --no-deterministic",
+            "rl-training eval runs/RUN --against runs/OTHER  # a game of two agents",
         ),
     )
     options: EvalArgs = parse_flags(EvalArgs, args, "rl-training eval", text)
+    if options.against is not None:
+        from rl_training.tools.matches import evaluate_against
+
+        return evaluate_against(options, options.against)
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = evaluate_checkpoint(
         options.checkpoint,
-        options.num_episodes,
+        20 if options.num_episodes is None else options.num_episodes,
         deterministic=options.deterministic,
         seed=options.seed,
         device=options.device,
@@ -356,7 +365,7 @@ def evaluate(args: list[str]) -> int:
     show(
         f"return {metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
         f" (min {metrics['eval/return_min']:.2f}, max {metrics['eval/return_max']:.2f})"
-        f" over {options.num_episodes} episodes of {metrics['eval/length_mean']:.1f} steps\n"
+        f" over {len(result.returns)} episodes of {metrics['eval/length_mean']:.1f} steps\n"
     )
     if options.json:
         _print_json(
