@@ -80,7 +80,8 @@ class EnvRecipe:
         team = None
         if find_entry(config.algo).multi_agent:
             knobs = config.algo_kwargs
-            team = TeamOptions(knobs.agent_id, knobs.uses_state, knobs.policies, knobs.groups)
+            shared = (knobs.uses_state, knobs.policies, knobs.groups, knobs.learns_jointly)
+            team = TeamOptions(knobs.agent_id, *shared)
         if isinstance(source, EnvSpec) and (is_team_spec(source) != (team is not None)):
             raise _wrong_number_of_agents(source.id, config.algo)
         limit = config.max_recorded_steps

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rl_training.envs import spaces
 from rl_training.envs.team_games import Game, GameStep, game_of
-from rl_training.envs.team_layout import AGENT, OBSERVATION, STATE, TEAM, Group, TeamLayout
+from rl_training.envs.team_layout import AGENT, ALIVE, OBSERVATION, STATE, TEAM, Group, TeamLayout
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.types import ACTION_MASK, Array, ArraySpec, ObsSpec
 
@@ -40,6 +40,8 @@ class TeamOptions:
     """Whether all agents are one group, or each is a group of its own."""
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """The agents of each group, in place of ``policies``."""
+    alive: bool = False
+    """Which agents live; of a team that was truncated, those that lived until then."""
 
     def grouped(self, agents: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the agents of each group, of all agents of an environment."""
@@ -126,6 +128,8 @@ class TeamEnv(gym.Env[Array, Array]):
         if self._options.state:
             size = len(self._joined({})) if self._joins else int(np.size(self._env_state()))
             more[STATE] = ArraySpec((size,), "float32")
+        if self._options.alive:
+            more[ALIVE] = ArraySpec((members,), "bool")
         if not more:
             return own
         leaves = dict(own.leaves) if own.is_dict else {OBSERVATION: own.leaves[""]}
@@ -170,7 +174,7 @@ class TeamEnv(gym.Env[Array, Array]):
         layout, vector = self._layout, self._layout.empty()
         self._last.update(step.observations)
         acting, alive = self._game.acting, self._game.alive
-        state = self._state() if self._options.state else None
+        shared = self._shared(step)
         for index, agent in enumerate(self._agents):
             reward = step.rewards.get(agent, 0.0)
             if reward:
@@ -182,9 +186,11 @@ class TeamEnv(gym.Env[Array, Array]):
             if agent in step.truncated:
                 layout.put(vector, index, "truncated", 1.0)
             number, member = self._places[agent]
-            parts = self._parts(agent, member, step, state) if agent in step.observations else {}
+            parts = self._parts(agent, member, step, shared) if agent in step.observations else {}
             if layout.groups[number].obs_spec.has_mask and not flags[0]:
-                parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
+                ends = agent in step.truncated and ACTION_MASK in parts
+                if not ends or self._actions[agent].without_choice(parts[ACTION_MASK]):
+                    parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
             layout.put_obs(vector, number, member, parts)
         return vector
 
@@ -192,11 +198,11 @@ class TeamEnv(gym.Env[Array, Array]):
         return np.ones(sum(self._actions[agent].nvec))
 
     def _parts(
-        self, agent: str, member: int, step: GameStep, state: Array | None
+        self, agent: str, member: int, step: GameStep, shared: Mapping[str, Array]
     ) -> dict[str, Any]:
         """Return the arrays of an agent's row."""
         parts: dict[str, Any] = self._own_specs[agent].parts(self._last[agent])
-        if "" in parts and (self._mask_in_info or self._options.agent_id or state is not None):
+        if "" in parts and (self._mask_in_info or self._options.agent_id or shared):
             parts[OBSERVATION] = parts.pop("")
         if self._mask_in_info:
             info = step.infos.get(agent)
@@ -204,9 +210,15 @@ class TeamEnv(gym.Env[Array, Array]):
             parts[ACTION_MASK] = self._everything(agent) if mask is None else mask
         if self._options.agent_id:
             parts[AGENT] = member
-        if state is not None:
-            parts[STATE] = state
-        return parts
+        return {**parts, **shared}
+
+    def _shared(self, step: GameStep) -> dict[str, Array]:
+        """Return the arrays that are equal in the rows of all agents."""
+        shared = {STATE: self._state()} if self._options.state else {}
+        if self._options.alive:
+            alive = self._game.alive or step.truncated - step.terminated
+            shared[ALIVE] = np.array([agent in alive for agent in self._agents])
+        return shared
 
     def _state(self) -> Array:
         """Return the environment's own state, or else the observations of all agents, joined."""

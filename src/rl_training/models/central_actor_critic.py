@@ -16,16 +16,25 @@ from rl_training.models.normalizer import RunningNorm
 from rl_training.models.observing import ObservingModule
 from rl_training.types import ActionSpec, ObsSpec, Rows
 
-_OBSERVATION, _AGENT, _STATE = "observation", "agent", "state"
+_OBSERVATION, _AGENT, STATE, ALIVE = "observation", "agent", "state", "team_alive"
 """Keys of a row's observation (`envs.team_layout`)."""
 
 
 def own_spec(spec: ObsSpec) -> ObsSpec:
-    """Return the part of a row's observation that its agent sees: all but the team's state."""
-    leaves = {name: leaf for name, leaf in spec.leaves.items() if name != _STATE}
+    """Return the part of a row's observation that its agent sees: all but what the team shares."""
+    leaves = {name: leaf for name, leaf in spec.leaves.items() if name not in (STATE, ALIVE)}
     return (
         ObsSpec({"": leaves[_OBSERVATION]}) if list(leaves) == [_OBSERVATION] else ObsSpec(leaves)
     )
+
+
+def own_part(spec: ObsSpec, obs: Any) -> Any:
+    """Return what an agent sees of a row's observation; ``spec`` is the `own_spec`."""
+    if not isinstance(obs, dict):
+        return obs
+    if not spec.is_dict:
+        return obs[_OBSERVATION]
+    return {name: obs[name] for name in spec.leaves}
 
 
 class CentralActorCritic(FeedForwardActorCritic):
@@ -56,7 +65,7 @@ class CentralActorCritic(FeedForwardActorCritic):
         super().__init__(self._own_spec, encoder, clip, head)
         sizes = (self.num_features, *hidden_sizes, head.param_size)
         self.actor = MLP(sizes, activation, 0.01)
-        seen = {name: obs_spec.leaves[name] for name in (_STATE, _AGENT) if name in obs_spec.leaves}
+        seen = {name: obs_spec.leaves[name] for name in (STATE, _AGENT) if name in obs_spec.leaves}
         self._seen_by_critic = tuple(seen)
         self.observer = ObservingModule(ObsSpec(seen), DEFAULT_ENCODER, clip)
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
@@ -65,11 +74,7 @@ class CentralActorCritic(FeedForwardActorCritic):
 
     def _own(self, obs: Any) -> Any:
         """Return what the agent sees."""
-        if not isinstance(obs, dict):
-            return obs
-        if not self._own_spec.is_dict:
-            return obs[_OBSERVATION]
-        return {name: obs[name] for name in self._own_spec.leaves}
+        return own_part(self._own_spec, obs)
 
     def _critics(self, obs: Any) -> Tensor:
         features, _ = self.observer.encode({name: obs[name] for name in self._seen_by_critic})

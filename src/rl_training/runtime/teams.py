@@ -20,7 +20,7 @@ from rl_training.runtime.actors import Actor
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.runtime.trainer import Setup
+from rl_training.runtime.trainer import Setup, Trainer
 from rl_training.seeding import stream_seed
 from rl_training.types import (
     ActionSpec,
@@ -129,10 +129,13 @@ class TeamPolicy(TrainedPolicy):
 def team_spec_of(
     spec: AlgorithmSpec,
     build: Callable[..., Any],
+    *,
+    trainer: type[Trainer] = TeamTrainer,
+    grouped: type[GroupedLearner] = GroupedLearner,
 ) -> AlgorithmSpec:
     """Return the spec of an algorithm for several agents, of one that learns the rows of a group.
 
-    ``build`` makes the learner of one group.
+    ``build`` makes the learner of one group, ``grouped`` joins those of several.
     """
 
     def build_team(
@@ -147,7 +150,7 @@ def team_spec_of(
             name: build(group_config(config, i), *specs, device, communicator)
             for i, (name, specs) in enumerate(groups.items())
         }
-        return GroupedLearner(learners) if isinstance(obs_spec, GroupedObsSpec) else learners[""]
+        return grouped(learners) if isinstance(obs_spec, GroupedObsSpec) else learners[""]
 
     def actor(
         learner: Any, config: TrainConfig[Any], device: torch.device, shard: int = 0
@@ -172,7 +175,7 @@ def team_spec_of(
         build=build_team,
         actor=actor,
         eval_actor=eval_actor,
-        trainer=TeamTrainer,
+        trainer=trainer,
         policy=TeamPolicy,
     )
 
