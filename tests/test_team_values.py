@@ -339,9 +339,13 @@ def test_groups_have_replays_of_their_own(policies: str, make_config: MakeConfig
 def test_agents_with_different_spaces(make_config: MakeConfig) -> None:
     config = make_config(
         algo="idqn", env_id="pettingzoo:mpe2/simple_speaker_listener_v4", policies="separate",
-        total_timesteps=384,
+        total_timesteps=384, normalize_obs=True, buffer_size=1000,
     )  # fmt: skip
-    result = ExperimentManager.setup(config).train()
+    trainer: Any = ExperimentManager.setup(config)
+    result = trainer.train()
+    norms = [one.module.norm["leaf0"] for one in trainer.learner.groups.values()]
+    assert [float(norm.count) for norm in norms] == [192, 192]
+    assert norms[0].mean.shape != norms[1].mean.shape
     assert np.isfinite(result.metrics["losses/speaker_0/loss"])
     assert np.isfinite(result.metrics["losses/listener_0/q_mean"])
     chosen = IDQN.load(result.run_dir).act(
