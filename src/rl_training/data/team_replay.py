@@ -40,6 +40,12 @@ def joint_specs(
     return ObsSpec(leaves), joint
 
 
+def _any(of_agents: Array) -> Array:
+    """Return in which teams something is true of an agent."""
+    found: Array = np.logical_or.reduce(of_agents, axis=1)
+    return found
+
+
 class TeamReplay(ReplayBuffer):
     """A `ReplayBuffer` whose environments are teams; it takes the rows of their agents.
 
@@ -82,18 +88,17 @@ class TeamReplay(ReplayBuffer):
     def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
         """Append one step of every team, given as rows of agents."""
         acted = self._by_team(step.valid)
-        any_acted: Array = acted.any(1)
         final = self._joint(step.final_obs)
         alive = final[ALIVE]
-        over: Array = ~(alive & ~self._by_team(step.truncated)).any(1)
-        can_bootstrap: Array = alive.any(1)
+        over = ~_any(alive & ~self._by_team(step.truncated))
+        can_bootstrap = _any(alive)
         joint = VectorStep(
             obs=final if step.obs is step.final_obs else self._joint(step.obs),
             final_obs=final,
             reward=np.where(acted, self._by_team(step.reward), 0.0).sum(1),
             terminated=over & ~can_bootstrap,
             truncated=over & can_bootstrap,
-            valid=any_acted,
+            valid=_any(acted),
             episodes=step.episodes,
         )
         super().add(self._joint(obs), self._by_team(action), record, joint)
