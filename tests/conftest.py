@@ -24,6 +24,7 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
     "dqn": {"learning_starts": 64, "batch_size": 32, "train_freq": 4, "buffer_size": 300},
 }
 QUICK_KNOBS["ippo"] = QUICK_KNOBS["mappo"] = {"num_steps": 32}
+QUICK_KNOBS["idqn"] = QUICK_KNOBS["vdn"] = QUICK_KNOBS["qmix"] = QUICK_KNOBS["dqn"]
 QUICK_KNOBS["a2c"] = {"num_steps": 16}
 QUICK_KNOBS["impala"] = {"num_steps": 32, "num_minibatches": 2}
 QUICK_KNOBS["appo"] = {"num_steps": 64}

@@ -206,3 +206,48 @@ class Relay(AECEnv):  # type: ignore[misc]
             self.rewards[agent] += 100.0
             self.terminations[agent] = True
             self._deads_step_first()
+
+
+class TwoSteps(ParallelEnv):  # type: ignore[misc]
+    """The two-step game of the QMIX paper (arXiv:1803.11485, section 6.1).
+
+    The first agent's action leads to one of two matrix games. In the first every joint action pays
+    7, in the second 0, 1, 1 and 8. Agents observe which of the three states it is.
+    """
+
+    metadata = {"name": "two_steps"}
+    possible_agents = ["first", "second"]
+    PAYOFF = (((7.0, 7.0), (7.0, 7.0)), ((0.0, 1.0), (1.0, 8.0)))
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+        self.now = 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 1, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def _each(self, value: Any) -> dict[str, Any]:
+        return dict.fromkeys(self.possible_agents, value)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.now = list(self.possible_agents), 0
+        return self._each(self.state()), self._each({})
+
+    def step(self, actions: Any) -> Any:
+        first, second = actions["first"], actions["second"]
+        over = self.now > 0
+        reward = self.PAYOFF[self.now - 1][first][second] if over else 0.0
+        if over:
+            self.agents = []
+        else:
+            self.now = 1 + first
+        rewards = {"first": reward, "second": 0.0}
+        return (
+            self._each(self.state()), rewards, self._each(over), self._each(False), self._each({})
+        )  # fmt: skip
+
+    def state(self) -> Array:
+        return np.array([self.now == state for state in range(3)], np.float32)

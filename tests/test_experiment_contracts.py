@@ -38,6 +38,7 @@ MULTI_DISCRETE = ActionSpec("multi_discrete", (2,), "int64", nvec=(2, 3), start=
 MULTI_BINARY = ActionSpec("multi_binary", (3,), "int8")
 
 TEAM = ObsSpec({**DICT.leaves, "state": ArraySpec((7,), "float32")})
+JOINT = ObsSpec({**TEAM.leaves, "team_alive": ArraySpec((3,), "bool")})
 
 SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
     **{
@@ -51,6 +52,9 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
         for algo in ("ppo", "recurrent_ppo", "a2c", "impala", "appo", "ippo")
     },
     "mappo": [(TEAM, DISCRETE)],
+    "idqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
+    "vdn": [(JOINT, DISCRETE)],
+    "qmix": [(JOINT, DISCRETE)],
     "ppg": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "drqn": [(VECTOR, DISCRETE)],

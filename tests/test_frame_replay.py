@@ -112,7 +112,7 @@ def test_batches_are_what_happened(
 def test_saved_in_chunks_and_brought_back_it_goes_on_alike(padding: str) -> None:
     def make() -> ReplayBuffer:
         replay = ReplayBuffer(60, 2, OBS, PUSH, n_step=2, gamma=0.9, frame_stack=STACK)
-        replay._chunk_rows = 7
+        replay.chunk_rows = 7
         return replay
 
     games = Games(2, 3, padding)

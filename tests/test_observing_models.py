@@ -19,7 +19,7 @@ from rl_training.algorithms.drqn import DRQN, DRQNConfig
 from rl_training.algorithms.sac import SACConfig, SACModel
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import SquashedGaussianHead, TanhGaussianHead, TanhHead
-from rl_training.models.central_actor_critic import CentralActorCritic
+from rl_training.models.central_actor_critic import CentralActorCritic, CentralLSTMActorCritic
 from rl_training.models.custom import CustomActorCritic, CustomQNetwork
 from rl_training.models.encoders import FlattenEncoder, ImageEncoder
 from rl_training.models.mlp import MLP
@@ -38,6 +38,7 @@ from rl_training.models.normalizer import RunningNorm
 from rl_training.models.observing import ObservingModule, update_normalizers
 from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
 from rl_training.models.recurrent.lstm import LSTM
+from rl_training.models.team_q_network import MixedQNetwork, MonotonicMixer, SummedQNetwork
 from rl_training.models.user_class import UserClass
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Rows
 
@@ -366,6 +367,14 @@ PARTS = {
 """Modules that are given features, or are encoders, or only hold networks."""
 
 
+OF_TEAMS = {
+    *(CentralActorCritic, CentralLSTMActorCritic),
+    *(SummedQNetwork, MixedQNetwork, MonotonicMixer),
+}
+"""Networks that observe the state of a team: test_teams.py, test_team_memory.py and
+test_team_values.py."""
+
+
 def test_every_network_is_an_observing_module_and_tested_here() -> None:
     parents = pkgutil.walk_packages(rl_training.models.__path__, "rl_training.models.")
     modules = [importlib.import_module(info.name) for info in parents]
@@ -379,5 +388,4 @@ def test_every_network_is_an_observing_module_and_tested_here() -> None:
     networks = {c for c in classes - PARTS if not c.__module__.startswith(heads_and_cnns)}
     assert [c for c in networks if not issubclass(c, ObservingModule)] == []
     concrete = {c for c in networks - {ObservingModule} if not inspect.isabstract(c)}
-    # MAPPO's network observes the state of a team: test_teams.py.
-    assert concrete == {type(made(name)) for name in MODELS} | {CentralActorCritic}
+    assert concrete == {type(made(name)) for name in MODELS} | OF_TEAMS

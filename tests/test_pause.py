@@ -84,6 +84,8 @@ def small(make_config: MakeConfig, algo: str, **overrides: Any) -> TrainConfig[A
         settings["num_steps"] = 32
     if algo == "recurrent_ppo":
         settings["sequence_length"] = 16
+    if algo in ("idqn", "vdn", "qmix"):  # a step has a transition of each agent
+        settings["total_timesteps"] = 576
     return make_config(algo=algo, **{**settings, **overrides})
 
 
@@ -117,6 +119,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "replay_normalised": ("dqn", {"normalize_obs": True}),
     "replay_native": ("dqn", {"vectorization": "native"}),
     "many_updates": ("td3", {"train_freq": 32, "gradient_steps": -1}),
+    "groups_of_agents": (
+        "idqn",
+        {
+            "env_id": "pettingzoo:mpe2/simple_speaker_listener_v4", "policies": "separate",
+            "gradient_steps": 3, "prioritized": True, "n_step": 2, "normalize_obs": True,
+            "eval_interval": 0,
+        },
+    ),
+    "teams": ("qmix", {"prioritized": True, "n_step": 3, "normalize_obs": True}),
     "recurrent_native": ("recurrent_ppo", {"vectorization": "native"}),
 }  # fmt: skip
 

@@ -117,6 +117,27 @@ def test_killed_and_resumed_equals_never_stopped(
     check(case, make_config, tmp_path, *KILLS[0])
 
 
+@pytest.mark.parametrize(
+    ("algo", "knobs"),
+    [
+        ("qmix", {"prioritized": True, "normalize_obs": True}),
+        pytest.param(
+            "idqn", {"policies": "separate", "gradient_steps": 0.7}, marks=pytest.mark.full
+        ),
+    ],
+)
+def test_several_agents_killed_and_resumed(
+    algo: str, knobs: dict[str, Any], make_config: MakeConfig, tmp_path: Path
+) -> None:
+    settings = {"train_freq": 16, "checkpoint_interval": 1000, "eval_episodes": 0}
+    config = make_config(algo=algo, total_timesteps=3000, **settings, **knobs)
+    whole = ExperimentManager.setup(config).train()
+    killed = run_and_kill(config, tmp_path / "killed", "step", "1500")
+    assert metric_rows(killed) != metric_rows(whole.run_dir)
+    resume_training(killed)
+    assert_same_run(whole.run_dir, killed)
+
+
 def test_killed_in_the_middle_of_a_save(make_config: MakeConfig, tmp_path: Path) -> None:
     check(QUICK[0], make_config, tmp_path, *KILLS[1])
 

@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     offline: bool = False
     """Whether it can learn from a dataset alone."""
     multi_agent: bool = False
-    """Whether it trains several agents; its config then has ``agent_id`` and ``uses_state``."""
+    """Whether it trains several agents; its config then derives from `AgentsConfig`."""
     prior_data: bool = False
     """Whether a part of every batch may come from a dataset while it steps environments."""
     class_name: str = ""
@@ -209,6 +209,39 @@ ALGORITHMS = Registry(
             engines=("local", TORCHRUN),
             multi_agent=True,
             title="PPO for agents with a central critic",
+        ),
+        "idqn": Entry(
+            "rl_training.algorithms.idqn:IDQNConfig",
+            "rl_training.runtime.idqn_trainer:SPEC",
+            actions=(_DISCRETE,),
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            engines=("local", TORCHRUN),
+            multi_agent=True,
+            title="DQN for several agents",
+        ),
+        "vdn": Entry(
+            "rl_training.algorithms.vdn:VDNConfig",
+            "rl_training.runtime.vdn_trainer:SPEC",
+            actions=(_DISCRETE,),
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            engines=("local", TORCHRUN),
+            multi_agent=True,
+            title="Q-learning of a team's sum of values",
+        ),
+        "qmix": Entry(
+            "rl_training.algorithms.qmix:QMIXConfig",
+            "rl_training.runtime.qmix_trainer:SPEC",
+            actions=(_DISCRETE,),
+            observations=_ANY_OBSERVATION,
+            masks=True,
+            accelerations=_ANY_ACCELERATION,
+            engines=("local", TORCHRUN),
+            multi_agent=True,
+            title="Q-learning of a team with a mixer",
         ),
         "dqn": Entry(
             "rl_training.algorithms.dqn:DQNConfig",

@@ -14,17 +14,20 @@ from rl_training.runtime.bc_trainer import train_bc
 from rl_training.runtime.cql_trainer import train_cql
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.drqn_trainer import train_drqn
+from rl_training.runtime.idqn_trainer import train_idqn
 from rl_training.runtime.impala_trainer import train_impala
 from rl_training.runtime.ippo_trainer import train_ippo
 from rl_training.runtime.iql_trainer import train_iql
 from rl_training.runtime.mappo_trainer import train_mappo
 from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.qmix_trainer import train_qmix
 from rl_training.runtime.rebrac_trainer import train_rebrac
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.sac_trainer import train_sac
 from rl_training.runtime.td3_bc_trainer import train_td3_bc
 from rl_training.runtime.td3_trainer import train_td3
+from rl_training.runtime.vdn_trainer import train_vdn
 
 __all__ = [
     "A2C",
@@ -34,15 +37,18 @@ __all__ = [
     "CQL",
     "DQN",
     "DRQN",
+    "IDQN",
     "IMPALA",
     "IPPO",
     "IQL",
     "MAPPO",
     "PPG",
     "PPO",
+    "QMIX",
     "SAC",
     "TD3",
     "TD3BC",
+    "VDN",
     "ReBRAC",
     "RecurrentPPO",
     "train_a2c",
@@ -52,17 +58,20 @@ __all__ = [
     "train_cql",
     "train_dqn",
     "train_drqn",
+    "train_idqn",
     "train_impala",
     "train_ippo",
     "train_iql",
     "train_mappo",
     "train_ppg",
     "train_ppo",
+    "train_qmix",
     "train_rebrac",
     "train_recurrent_ppo",
     "train_sac",
     "train_td3",
     "train_td3_bc",
+    "train_vdn",
 ]
 
 
@@ -108,6 +117,12 @@ class DRQN(RecurrentAlgorithm):
     algo = "drqn"
 
 
+class IDQN(ManagedAlgorithm):
+    """DQN for several agents: ``IDQN(TrainConfig(algo="idqn", ...)).learn()``."""
+
+    algo = "idqn"
+
+
 class IMPALA(ManagedAlgorithm):
     """Actor-critic with V-trace: ``IMPALA(TrainConfig(algo="impala", ...)).learn()``."""
 
@@ -144,6 +159,12 @@ class PPO(ManagedAlgorithm):
     algo = "ppo"
 
 
+class QMIX(ManagedAlgorithm):
+    """Q-learning of a team with a mixer: ``QMIX(TrainConfig(algo="qmix", ...)).learn()``."""
+
+    algo = "qmix"
+
+
 class ReBRAC(ManagedAlgorithm):
     """Behaviour-regularised TD3: ``ReBRAC(TrainConfig(algo="rebrac", ...)).learn()``."""
 
@@ -172,3 +193,9 @@ class TD3BC(ManagedAlgorithm):
     """TD3 with behavioural cloning: ``TD3BC(TrainConfig(algo="td3_bc", ...)).learn()``."""
 
     algo = "td3_bc"
+
+
+class VDN(ManagedAlgorithm):
+    """Q-learning of a team's sum of values: ``VDN(TrainConfig(algo="vdn", ...)).learn()``."""
+
+    algo = "vdn"

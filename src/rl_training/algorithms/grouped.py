@@ -61,3 +61,54 @@ class GroupedLearner:
                 if key.startswith(prefix)
             }
             learner.load_state_dict({**state["groups"][name], "model": weights})
+
+
+class GroupedReplayLearner(GroupedLearner):
+    """A `GroupedLearner` of learners from a replay, whose updates may be stopped between any two.
+
+    Groups make their updates one after another. `_ahead` counts those that a group has made and
+    another has not yet.
+    """
+
+    def __init__(self, groups: Mapping[str, Any]) -> None:
+        super().__init__(groups)
+        self._ahead = dict.fromkeys(self.groups, 0)
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of all groups so far."""
+        return sum(int(learner.num_updates) for learner in self.groups.values())
+
+    def learn(
+        self, experience: Any, progress: Progress, stop: StopRequest = never, *, updates: int = 1
+    ) -> int:
+        """Let every group make ``updates`` updates; return how many all of them have made."""
+        for name, learner in self.groups.items():
+            missing = updates - self._ahead[name]
+            if not missing:
+                continue
+            own = of_group(experience, name)
+            self._ahead[name] += learner.learn(own, progress, stop, updates=missing)
+            if self._ahead[name] < updates:
+                break
+        done = min(self._ahead.values())
+        self._ahead = {name: count - done for name, count in self._ahead.items()}
+        return done
+
+    def metric_sums(self) -> dict[str, Any]:
+        """Return the sums since the last `pop_metrics` of every group."""
+        return {"groups": {name: one.metric_sums() for name, one in self.groups.items()}}
+
+    def load_metric_sums(self, state: Mapping[str, Any]) -> None:
+        """Restore those sums."""
+        for name, learner in self.groups.items():
+            learner.load_metric_sums(state["groups"][name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all groups, and the updates by which some are ahead."""
+        return {**super().state_dict(), "ahead": dict(self._ahead)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        super().load_state_dict(state)
+        self._ahead = {name: int(state["ahead"][name]) for name in self.groups}

@@ -8,24 +8,18 @@ memory RecurrentPPO.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from rl_training._internal.coerce import require
+from rl_training.algorithms.agents import AgentsConfig
 from rl_training.algorithms.ppo import PPOConfig, check_sequences
 from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IPPOConfig(PPOConfig):
+class IPPOConfig(AgentsConfig, PPOConfig):
     """PPO's settings, and what an agent observes."""
 
-    agent_id: bool = False
-    """Add the number of the agent to its observation, so that agents can learn different roles."""
-    policies: Literal["shared", "separate"] = "shared"
-    """'shared': one policy for all agents, which need equal spaces; 'separate': one for each."""
-    groups: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Agents that share a policy, by the name of their group, in place of policies: '{team_a: [a_0,
-    a_1], team_b: [b_0]}'."""
     memory: Literal["none", "lstm"] = "none"
     """'lstm': policy and value function each have an LSTM, and 'hidden_sizes' are the layers after
     it (unset: 64); 'none': they see one observation."""
@@ -45,11 +39,10 @@ class IPPOConfig(PPOConfig):
     in proportion to the score that its Elo rating predicts against the current policy."""
     snapshot_interval: int = 10_000
     """opponents: pool: steps between two snapshots; the first is the initial policy."""
-    uses_state: ClassVar[bool] = False
-    """Whether rows contain the state of the whole team."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_groups()
         for setting in ("lstm_size", "sequence_length"):
             self._require(getattr(self, setting) >= 1, setting, "at least 1")
         if self.has_memory:
@@ -61,17 +54,9 @@ class IPPOConfig(PPOConfig):
             self._require(
                 self.network is None, "network", "unset with memory: lstm, which takes an 'encoder'"
             )
-        self._require(
-            not self.groups or self.policies == "shared", "policies", "unset where there are groups"
-        )
         self._require(0 < self.pool_fraction <= 1, "pool_fraction", "above 0, and at most 1")
         for name in ("pool_size", "snapshot_interval"):
             self._require(getattr(self, name) >= 1, name, "at least 1")
-        for name, agents in self.groups.items():
-            listed = isinstance(agents, (list, tuple)) and all(isinstance(a, str) for a in agents)
-            require(
-                bool(listed and agents), f"algo_kwargs.groups.{name}", "a list of agents", agents
-            )
 
     @property
     def has_memory(self) -> bool:

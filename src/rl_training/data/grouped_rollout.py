@@ -14,11 +14,7 @@ class GroupedRollout:
 
     def __init__(self, groups: Mapping[str, RolloutBuffer]) -> None:
         self.groups = dict(groups)
-        self._rows: dict[str, slice] = {}
-        first = 0
-        for name, buffer in self.groups.items():
-            self._rows[name] = slice(first, first + buffer.num_envs)
-            first += buffer.num_envs
+        self._rows = rows_of_groups(self.groups)
 
     @property
     def _all(self) -> list[RolloutBuffer]:
@@ -52,20 +48,8 @@ class GroupedRollout:
         step: VectorStep,
     ) -> None:
         """Append one step of every row."""
-        obs_after: Any = step.obs
-        final_obs: Any = step.final_obs
         for name, buffer in self.groups.items():
-            rows = self._rows[name]
-            own = VectorStep(
-                obs_after[name],
-                final_obs[name],
-                step.reward[rows],
-                step.terminated[rows],
-                step.truncated[rows],
-                step.valid[rows],
-                (),
-                None if step.waiting is None else step.waiting[rows],
-            )
+            own = step_of_group(step, name, self._rows[name])
             buffer.add(obs[name], action[name], record.get(name, {}), own)
 
     def check_finite(self, first_step: int, episode_lengths: Array | None = None) -> None:
@@ -89,8 +73,34 @@ class GroupedRollout:
             buffer.load_state_dict(state["groups"][name])
 
 
+def rows_of_groups(buffers: Mapping[str, Any]) -> dict[str, slice]:
+    """Return which rows of a step belong to each group, of their buffers."""
+    rows = {}
+    first = 0
+    for name, buffer in buffers.items():
+        rows[name] = slice(first, first + buffer.num_envs)
+        first += buffer.num_envs
+    return rows
+
+
+def step_of_group(step: VectorStep, name: str, rows: slice) -> VectorStep:
+    """Return the part of a step that belongs to a group, without its episodes."""
+    obs: Any = step.obs
+    final_obs: Any = step.final_obs
+    return VectorStep(
+        obs[name],
+        final_obs[name],
+        step.reward[rows],
+        step.terminated[rows],
+        step.truncated[rows],
+        step.valid[rows],
+        (),
+        None if step.waiting is None else step.waiting[rows],
+    )
+
+
 def of_group(experience: Any, name: str) -> Any:
-    """Return the rollout of one group; of several shards, the list of theirs."""
+    """Return the buffer of one group; of several shards, the list of theirs."""
     if isinstance(experience, Sequence):
         return [one.groups[name] for one in experience]
     return experience.groups[name]

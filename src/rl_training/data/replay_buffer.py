@@ -248,6 +248,7 @@ class ReplayBuffer(TransitionRing):
                 first_row=rows - count,
                 first_step=first_step,
                 first_env=self.first_env,
+                agents=self.agents,
             )
 
     def _newest_fields(self, count: int) -> list[finite.Field]:

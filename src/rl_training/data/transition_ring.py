@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ class TransitionRing:
 
     first_env = 0
     """Index in the run of the first of these environments, for errors."""
+    agents: Sequence[str] = ()
+    """Of several agents: those of each environment, a row for each."""
 
     def __init__(
         self,
@@ -71,7 +73,8 @@ class TransitionRing:
         """Rows that hold transitions."""
         self._all_valid = True
         each = self.bytes_per_transition(obs_spec, action_spec, frame_stack=frame_stack)
-        self._chunk_rows = max(1, _CHUNK_BYTES // (num_envs * each))
+        self.chunk_rows = max(1, _CHUNK_BYTES // (num_envs * each))
+        """Rows of a chunk; not to be changed once transitions are stored."""
         self.changed_chunks: set[int] = set()
         """Chunks that changed; the code that saves them clears this set."""
 
@@ -140,7 +143,7 @@ class TransitionRing:
                 if not self._continues_anyway(step, int(env)):
                     self._keep_final(t, int(env), step.final_obs, source=int(env))
         self._write_obs(self._head, step.obs)
-        self.changed_chunks.update((t // self._chunk_rows, self._head // self._chunk_rows))
+        self.changed_chunks.update((t // self.chunk_rows, self._head // self.chunk_rows))
 
     def add_episode(self, obs: Obs, actions: Array, rewards: Array, *, terminated: bool) -> None:
         """Append a whole recorded episode of the only environment, without wrapping round.
@@ -163,7 +166,7 @@ class TransitionRing:
         self._head = (start + count) % self._ring
         self._filled += count
         self._keep_final(last, 0, obs, source=-1)
-        self.changed_chunks.update(range(start // self._chunk_rows, last // self._chunk_rows + 1))
+        self.changed_chunks.update(range(start // self.chunk_rows, last // self.chunk_rows + 1))
 
     def _write_obs(self, t: int, obs: Obs) -> None:
         if isinstance(obs, dict):
@@ -224,7 +227,7 @@ class TransitionRing:
         for env in np.flatnonzero(~same & (self._final_row[newest] < 0)):
             self._flags[newest, env] |= ENDED
             self._keep_final(newest, int(env), stored, source=int(env))
-            self.changed_chunks.add(newest // self._chunk_rows)
+            self.changed_chunks.add(newest // self.chunk_rows)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -259,7 +262,7 @@ class TransitionRing:
     def num_chunks(self) -> int:
         """Number of chunks in use."""
         used = self._ring if self._filled == self.rows else self._head + 1
-        return -(-used // self._chunk_rows)
+        return -(-used // self.chunk_rows)
 
     def chunk_state(self, index: int) -> dict[str, Any]:
         """Return the rows of a chunk and their final observations."""
@@ -293,19 +296,19 @@ class TransitionRing:
             store.load_chunk(rows, pool_rows, state[f"obs/{key}"])
 
     def _chunk(self, index: int) -> slice:
-        start = index * self._chunk_rows
-        return slice(start, min(start + self._chunk_rows, self._ring))
+        start = index * self.chunk_rows
+        return slice(start, min(start + self.chunk_rows, self._ring))
 
     def ring_state(self) -> dict[str, Any]:
         """Return the state that is not in the chunks: the shape of the ring and its position."""
         return {
-            "shape": [self._ring, self.num_envs, self._chunk_rows],
+            "shape": [self._ring, self.num_envs, self.chunk_rows],
             "position": [self._head, self._filled],
         }
 
     def load_ring_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that is not in the chunks; call it before `load_chunk`."""
-        shape = [self._ring, self.num_envs, self._chunk_rows]
+        shape = [self._ring, self.num_envs, self.chunk_rows]
         if list(state["shape"]) != shape:
             raise ConfigError(
                 f"the saved replay has the shape {list(state['shape'])}, this one {shape}:"

@@ -81,7 +81,12 @@ class EnvRecipe:
         if find_entry(config.algo).multi_agent:
             knobs = config.algo_kwargs
             team = TeamOptions(
-                knobs.agent_id, knobs.uses_state, knobs.policies, knobs.groups, bool(wrappers)
+                agent_id=knobs.agent_id,
+                state=knobs.uses_state,
+                policies=knobs.policies,
+                groups=knobs.groups,
+                observes_waiting=bool(wrappers),
+                alive=knobs.learns_jointly,
             )
         if isinstance(source, EnvSpec) and (is_team_spec(source) != (team is not None)):
             raise _wrong_number_of_agents(source.id, config.algo)

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rl_training.envs import spaces
 from rl_training.envs.team_games import Game, GameStep, game_of, is_game
-from rl_training.envs.team_layout import AGENT, OBSERVATION, STATE, TEAM, Group, TeamLayout
+from rl_training.envs.team_layout import AGENT, ALIVE, OBSERVATION, STATE, TEAM, Group, TeamLayout
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.types import ACTION_MASK, Array, ArraySpec, ObsSpec
 
@@ -43,6 +43,8 @@ class TeamOptions:
     observes_waiting: bool = False
     """Whether rows of agents that wait for their turn contain what they would see now: a wrapper
     may truncate the episode there."""
+    alive: bool = False
+    """Which agents live; of a team that was truncated, those that lived until then."""
 
     def grouped(self, agents: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the agents of each group, of all agents of an environment."""
@@ -139,6 +141,8 @@ class TeamEnv(gym.Env[Array, Array]):
         if self._options.state:
             size = len(self._joined({})) if self._joins else int(np.size(self._env_state()))
             more[STATE] = ArraySpec((size,), "float32")
+        if self._options.alive:
+            more[ALIVE] = ArraySpec((members,), "bool")
         if not more:
             return own
         leaves = dict(own.leaves) if own.is_dict else {OBSERVATION: own.leaves[""]}
@@ -186,7 +190,7 @@ class TeamEnv(gym.Env[Array, Array]):
         layout, vector = self._layout, self._layout.empty()
         self._last.update(step.observations)
         acting, alive = self._game.acting, self._game.alive
-        state = self._state() if self._options.state else None
+        shared = self._shared(step)
         columns = layout.columns(vector)
         for index, (agent, (number, member)) in enumerate(self._places.items()):
             acts = agent in acting
@@ -199,12 +203,14 @@ class TeamEnv(gym.Env[Array, Array]):
             )
             parts: dict[str, Any] = {}
             if agent in step.observations:
-                parts = self._parts(agent, member, self._last[agent], step.infos, state)
+                parts = self._parts(agent, member, self._last[agent], step.infos, shared)
             elif self._options.observes_waiting and agent in alive:
                 seen = self._env.observe(agent)
-                parts = self._parts(agent, member, seen, step.infos, state)
+                parts = self._parts(agent, member, seen, step.infos, shared)
             if not acts and self._masked[number]:
-                parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
+                ends = agent in step.truncated and ACTION_MASK in parts
+                if not ends or self._actions[agent].without_choice(parts[ACTION_MASK]):
+                    parts[ACTION_MASK] = self._everything(agent)  # a policy evaluates all rows
             if parts:
                 self._put(vector, agent, parts)
         return vector
@@ -221,11 +227,16 @@ class TeamEnv(gym.Env[Array, Array]):
         return np.ones(sum(self._actions[agent].nvec))
 
     def _parts(
-        self, agent: str, member: int, obs: Any, infos: Mapping[str, Any], state: Array | None
+        self,
+        agent: str,
+        member: int,
+        obs: Any,
+        infos: Mapping[str, Any],
+        shared: Mapping[str, Array],
     ) -> dict[str, Any]:
         """Return the arrays of an agent's row."""
         parts: dict[str, Any] = self._own_specs[agent].parts(obs)
-        if "" in parts and (self._mask_in_info or self._options.agent_id or state is not None):
+        if "" in parts and (self._mask_in_info or self._options.agent_id or shared):
             parts[OBSERVATION] = parts.pop("")
         if self._mask_in_info:
             info = infos.get(agent)
@@ -233,9 +244,15 @@ class TeamEnv(gym.Env[Array, Array]):
             parts[ACTION_MASK] = self._everything(agent) if mask is None else mask
         if self._options.agent_id:
             parts[AGENT] = member
-        if state is not None:
-            parts[STATE] = state
-        return parts
+        return {**parts, **shared}
+
+    def _shared(self, step: GameStep) -> dict[str, Array]:
+        """Return the arrays that are equal in the rows of all agents."""
+        shared = {STATE: self._state()} if self._options.state else {}
+        if self._options.alive:
+            alive = self._game.alive or step.truncated - step.terminated
+            shared[ALIVE] = np.array([agent in alive for agent in self._agents])
+        return shared
 
     def _state(self) -> Array:
         """Return the environment's own state, or else the observations of all agents, joined."""

@@ -98,18 +98,26 @@ def build_q_network(
     """Return DQN's network."""
     settings = config.algo_kwargs
     network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
-    shared: dict[str, Any] = {"normalize_obs": config.normalize_obs, "clip_obs": config.clip_obs}
     if network is not None:
+        shared: dict[str, Any] = {
+            "normalize_obs": config.normalize_obs,
+            "clip_obs": config.clip_obs,
+        }
         return CustomQNetwork(obs_spec, action_spec, network, **shared)
-    return MLPQNetwork(
-        obs_spec,
-        action_spec,
-        hidden_sizes=hidden_layers(settings.hidden_sizes, obs_spec, (120, 84)),
-        activation=settings.activation,
-        dueling=settings.dueling,
-        encoder=encoder_config(config, orthogonal=False),
-        **shared,
-    )
+    return MLPQNetwork(obs_spec, action_spec, **q_network_settings(config, obs_spec))
+
+
+def q_network_settings(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, Any]:
+    """Return the keywords of DQN's network, where it is not the user's own."""
+    settings = config.algo_kwargs
+    return {
+        "hidden_sizes": hidden_layers(settings.hidden_sizes, obs_spec, (120, 84)),
+        "activation": settings.activation,
+        "dueling": settings.dueling,
+        "encoder": encoder_config(config, orthogonal=False),
+        "normalize_obs": config.normalize_obs,
+        "clip_obs": config.clip_obs,
+    }
 
 
 def build_plain_q_network(

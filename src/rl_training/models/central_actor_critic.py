@@ -17,16 +17,25 @@ from rl_training.models.observing import ObservingModule
 from rl_training.models.recurrent.lstm_actor_critic import LSTMActorCritic
 from rl_training.types import ActionSpec, ObsSpec, Rows
 
-_OBSERVATION, _AGENT, _STATE = "observation", "agent", "state"
+_OBSERVATION, _AGENT, STATE, ALIVE = "observation", "agent", "state", "team_alive"
 """Keys of a row's observation (`envs.team_layout`)."""
 
 
 def own_spec(spec: ObsSpec) -> ObsSpec:
-    """Return the part of a row's observation that its agent sees: all but the team's state."""
-    leaves = {name: leaf for name, leaf in spec.leaves.items() if name != _STATE}
+    """Return the part of a row's observation that its agent sees: all but what the team shares."""
+    leaves = {name: leaf for name, leaf in spec.leaves.items() if name not in (STATE, ALIVE)}
     return (
         ObsSpec({"": leaves[_OBSERVATION]}) if list(leaves) == [_OBSERVATION] else ObsSpec(leaves)
     )
+
+
+def own_part(spec: ObsSpec, obs: Any) -> Any:
+    """Return what an agent sees of a row's observation; ``spec`` is the `own_spec`."""
+    if not isinstance(obs, dict):
+        return obs
+    if not spec.is_dict:
+        return obs[_OBSERVATION]
+    return {name: obs[name] for name in spec.leaves}
 
 
 class TeamView:
@@ -44,15 +53,11 @@ class TeamView:
 
     def _own(self, obs: Any) -> Any:
         """Return what the agent sees, of a row or of the agent's own observation."""
-        if not isinstance(obs, dict):
-            return obs
-        if not self._own_spec.is_dict:
-            return obs[_OBSERVATION]
-        return {name: obs[name] for name in self._own_spec.leaves}
+        return own_part(self._own_spec, obs)
 
     def _critics(self, obs: Any) -> Tensor:
         """Return the features of the value function."""
-        shown = {name: obs[name] for name in (_STATE, _AGENT) if name in obs}
+        shown = {name: obs[name] for name in (STATE, _AGENT) if name in obs}
         features, _ = self.observer.encode(shown)
         return features
 
@@ -64,7 +69,7 @@ class TeamView:
 
 def _observer(obs_spec: ObsSpec, clip: float | None) -> ObservingModule:
     """Return what encodes the state of the team, and the number of the agent where it is known."""
-    seen = {name: obs_spec.leaves[name] for name in (_STATE, _AGENT) if name in obs_spec.leaves}
+    seen = {name: obs_spec.leaves[name] for name in (STATE, _AGENT) if name in obs_spec.leaves}
     return ObservingModule(ObsSpec(seen), DEFAULT_ENCODER, clip)
 
 
@@ -188,7 +193,7 @@ class CentralLSTMActorCritic(TeamView, LSTMActorCritic):
         self, obs: Any, state: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return actions, next states, and what a rollout may record: nothing without a state."""
-        if isinstance(obs, dict) and _STATE in obs:
+        if isinstance(obs, dict) and STATE in obs:
             return super().act(obs, state, noise)
         params, mask, after = self.policy_step(obs, state)
         if noise is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,8 +27,9 @@ from rl_training.runtime.replay_store import ReplayStore, chunk_names
 from rl_training.runtime.reporting import mean_losses
 from rl_training.runtime.sharded_source import first_env, shard_sources
 from rl_training.runtime.trainer import Iteration, Setup, Trainer
-from rl_training.types import Progress
+from rl_training.types import ActionSpec, EnvInfo, ObsSpec, Progress
 
+Replay = TypeVar("Replay", bound=ReplayBuffer)
 _ITERATION = 1000
 """Steps or updates between reports, whichever are more."""
 _STEPS_BETWEEN_DISPLAYS = 10
@@ -117,9 +118,8 @@ class OffPolicyTrainer(Trainer):
         quiet = not (setup.config.progress and setup.ranks.leads)
         check_host_memory(here, each, quiet=quiet)
         if on_device:
-            copied = ReplayBuffer.copied_bytes_per_transition(
-                info.obs_spec, info.action_spec, frame_stack=info.frame_stack
-            )
+            specs = setup.spec.trainer.stored_specs(setup)  # type: ignore[attr-defined]
+            copied = ReplayBuffer.copied_bytes_per_transition(*specs, frame_stack=info.frame_stack)
             sharing = -(-local_world_size() // max(1, torch.cuda.device_count()))
             beside = 0 if setup.prior_data is None else setup.prior_data.transitions
             check_device_memory(per_rank * sharing + beside, copied, setup.device)
@@ -132,23 +132,35 @@ class OffPolicyTrainer(Trainer):
             )
 
     @staticmethod
+    def stored_specs(setup: Setup) -> tuple[ObsSpec, ActionSpec]:
+        """Return the specs of a transition in the replay."""
+        return setup.source.info.obs_spec, setup.source.info.action_spec
+
+    @staticmethod
     def bytes_per_transition(setup: Setup) -> int:
         """Return the bytes of one transition in the replay that `make_replay` makes."""
         info = setup.source.info
         knobs: OffPolicyConfig = setup.config.algo_kwargs
         return ReplayBuffer.bytes_per_transition(
-            info.obs_spec,
-            info.action_spec,
+            *setup.spec.trainer.stored_specs(setup),  # type: ignore[attr-defined]
             prioritized=knobs.prioritization() is not None,
             frame_stack=info.frame_stack,
         )
 
     def make_replay(self, setup: Setup) -> ReplayBuffer:
         """Return storage for the ``buffer_size`` transitions of a shard."""
-        info, knobs = setup.source.info, setup.config.algo_kwargs
+        info = setup.source.info
+        return self.make_replay_of(ReplayBuffer, setup, setup.config.algo_kwargs.buffer_size, info)
+
+    @staticmethod
+    def make_replay_of(
+        kind: Callable[..., Replay], setup: Setup, capacity: int, info: EnvInfo
+    ) -> Replay:
+        """Return a replay of some kind with this capacity, for the rows and shapes of ``info``."""
+        knobs = setup.config.algo_kwargs
         on_device = knobs.replay_device == "accelerator"
-        return ReplayBuffer(
-            knobs.buffer_size,
+        return kind(
+            capacity,
             info.num_envs,
             info.obs_spec,
             info.action_spec,
@@ -227,12 +239,16 @@ class OffPolicyTrainer(Trainer):
         for replay, source, count in zip(self.replays, self._sources, counts, strict=True):
             replay.check_finite(count, first_step, source.episode_lengths)
         if self.config.normalize_obs:
-            pairs = zip(self.replays, counts, strict=True)
-            rows = [replay.newest_observations(count) for replay, count in pairs]
-            update_normalizers(self.learner.module, *rows, communicator=self.communicator)
+            self.update_normalizers(counts)
             self.source.publish(self.learner.module, self.policy_version() + 1)
         metrics = {**self.source_metrics(), **self.learner.pop_metrics()}
         return Iteration(part.step - first_step, metrics)
+
+    def update_normalizers(self, counts: Sequence[int]) -> None:
+        """Add the newest rows of every replay, that many of each, to the networks' statistics."""
+        pairs = zip(self.replays, counts, strict=True)
+        rows = [replay.newest_observations(count) for replay, count in pairs]
+        update_normalizers(self.learner.module, *rows, communicator=self.communicator)
 
     def _next_boundary(self, step: int, end: int) -> int:
         every, warm_up = self.knobs.train_freq, self._learns_from

@@ -220,7 +220,7 @@ def _layer_sizes(knobs: Any, has_images: bool) -> Iterator[tuple[str, int]]:
             yield f"{name}, two layers,", max(pairs, default=0)
         elif name == "lstm_size" and getattr(knobs, "memory", "lstm") != "none":
             yield "lstm_size squared", value**2
-        elif name == "num_critics" or (name == "feature_size" and has_images):
+        elif name in ("num_critics", "mixing_size") or (name == "feature_size" and has_images):
             yield name, value
 
 

@@ -29,7 +29,7 @@ from rl_training.runtime.policy import (
 )
 from rl_training.runtime.recurrent_ppo_trainer import recurrent_actor, recurrent_eval_actor
 from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.runtime.trainer import Setup
+from rl_training.runtime.trainer import Setup, Trainer
 from rl_training.seeding import stream_seed
 from rl_training.types import (
     ActionSpec,
@@ -220,10 +220,13 @@ def team_policy(
 def team_spec_of(
     spec: AlgorithmSpec,
     build: Callable[..., Any],
+    *,
+    trainer: type[Trainer] = TeamTrainer,
+    grouped: type[GroupedLearner] = GroupedLearner,
 ) -> AlgorithmSpec:
     """Return the spec of an algorithm for several agents, of one that learns the rows of a group.
 
-    ``build`` makes the learner of one group.
+    ``build`` makes the learner of one group, ``grouped`` joins those of several.
     """
 
     def build_team(
@@ -238,7 +241,7 @@ def team_spec_of(
             name: build(group_config(config, i), *specs, device, communicator)
             for i, (name, specs) in enumerate(groups.items())
         }
-        return GroupedLearner(learners) if isinstance(obs_spec, GroupedObsSpec) else learners[""]
+        return grouped(learners) if isinstance(obs_spec, GroupedObsSpec) else learners[""]
 
     def actor_of(learner: Any, config: TrainConfig[Any], device: torch.device, shard: int) -> Actor:
         make = recurrent_actor if config.algo_kwargs.has_memory else spec.actor
@@ -273,7 +276,7 @@ def team_spec_of(
         build=build_team,
         actor=actor,
         eval_actor=eval_actor,
-        trainer=TeamTrainer,
+        trainer=trainer,
         policy=team_policy,
     )
 
