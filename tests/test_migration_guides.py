@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ NO_SETTINGS |= {"auto", "sync", "async", "native", "gae"}
 
 @pytest.mark.parametrize("page", ["from-sb3.md", "from-cleanrl.md"])
 def test_the_settings_that_the_tables_name_exist(page: str) -> None:
-    kinds = [TrainConfig, *(algo_config_type(algo) for algo in ALGORITHMS)]
+    kinds: list[Any] = [TrainConfig, *(algo_config_type(algo) for algo in ALGORITHMS)]
     known = NO_SETTINGS | {field.name for kind in kinds for field in dataclasses.fields(kind)}
     named: set[str] = set()
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():

@@ -250,7 +250,7 @@ def test_retries_draw_no_random_numbers_of_training(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", raising=False)
-    config = TrainConfig(algo="ppo", env_id="CartPole-v1", mlflow=True)
+    config: TrainConfig[Any] = TrainConfig(algo="ppo", env_id="CartPole-v1", mlflow=True)
     before = random.getstate()
     tracker = mlflow_tracking.MlflowTracker(TrackedRun("x", config, None, list, {}, lambda _: None))
     with pytest.raises(Exception, match="Max retries exceeded"):
