@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rl_training.config import TrainConfig, algo_config_type
+from rl_training.registry import ALGORITHMS
 from test_docs import DOCS, blocks
 
 pytest.importorskip("stable_baselines3")
+
+
+NO_SETTINGS = {"env_fn", "callbacks", "on_step", "on_iteration", "rl_training", "td3_bc"}
+NO_SETTINGS |= {"auto", "sync", "async", "native", "gae"}
+"""What the tables name besides settings."""
+
+
+@pytest.mark.parametrize("page", ["from-sb3.md", "from-cleanrl.md"])
+def test_the_settings_that_the_tables_name_exist(page: str) -> None:
+    kinds: list[Any] = [TrainConfig, *(algo_config_type(algo) for algo in ALGORITHMS)]
+    known = NO_SETTINGS | {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    named: set[str] = set()
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        if line.startswith("| "):
+            for code in re.findall(r"`([^`]+)`", line.split(" | ")[1]):
+                named |= set(re.findall(r"^[a-z]\w+(?=$|=|: )|\b[a-z_]+(?==)", code))
+    assert len(named) > 30
+    assert named - known == set()
 
 
 def run_there(text: str, folder: Path) -> None:

@@ -324,7 +324,7 @@ def test_the_extra_is_named_where_it_is_missing(
 ) -> None:
     monkeypatch.setattr(video, "_NEEDED", ("imageio_ffmpeg", "no_such_module"))
     assert run("record", "--checkpoint", "nowhere") == 2
-    assert "pip install 'rl_training[video]'" in capsys.readouterr().err
+    assert "pip install '.[video]'" in capsys.readouterr().err
 
 
 def test_no_pictures_is_said(make_config: MakeConfig, capsys: Any) -> None:

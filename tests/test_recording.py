@@ -140,7 +140,7 @@ def test_a_missing_extra_and_a_missing_folder_are_refused(
     with pytest.raises(UserError, match="record_interval needs a run folder"):
         PPO("CartPole-v1", record_interval=64, progress=False).learn(64, run_dir=None)
     monkeypatch.setattr(video, "_NEEDED", ("no_such_module",))
-    with pytest.raises(UserError, match=r"pip install 'rl_training\[video\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[video\]'"):
         train(make_config(record_interval=128))
 
 

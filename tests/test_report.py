@@ -733,7 +733,7 @@ def test_a_missing_extra_is_named(
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     assert call(trained.finished["ppo"][0]) == 2
-    assert "pip install 'rl_training[report]'" in capsys.readouterr().err
+    assert "pip install '.[report]'" in capsys.readouterr().err
 
 
 def test_what_it_needs_is_loaded_only_when_a_report_is_written(

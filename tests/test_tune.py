@@ -406,6 +406,7 @@ def test_a_journal_line_that_was_written_in_part_is_removed(tmp_path: Path) -> N
     [
         ("study.db", b"not a database at all", "is not a SQLite database"),
         ("study.txt", None, "must end in .db"),
+        ("a?b.db", None, "must not contain"),
         ("study.db", b"SQLite format 3\0" + b"x" * 100, "cannot open the study"),
         ("study.log", b"what\n" * 3, "cannot (open|read) the study"),
         ("study.log", b'{"op_code": 99}\n{"x": 1}\n', "cannot (open|read) the study"),
@@ -676,6 +677,7 @@ def test_a_report_shows_the_study_and_leaves_out_its_trials(tmp_path: Path) -> N
         (("ppo/cartpole", "--final-seeds", "1", "102"), "differ from the tuning seeds"),
         (("ppo/cartpole", "--storage", "sqlite:///x.db"), "is the path of a file"),
         (("ppo/cartpole", "--space", "nowhere.yaml"), "nowhere.yaml"),
+        (("ppo/cartpole", "--", "--env-id", "CartPoll-v1"), "Did you mean 'CartPole-v1'"),
         (("ppo/cartpole", "--cpus-per-run", "2"), "needs --engine ray"),
         (("ppo/cartpole", "--", "--learning-rat", "2"), "Did you mean --learning-rate"),
     ],

@@ -27,7 +27,7 @@ _GIF_PALETTES = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse
 def require_video_extra(what: str) -> None:
     """Raise UserError naming the extra if a package for videos is missing; ``what`` needs it."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise UserError(f"{what} needs an extra: pip install 'rl_training[video]'")
+        raise UserError(f"{what} needs the extra 'video'; in the clone: pip install '.[video]'")
 
 
 def captioned(picture: Array, text: str) -> Array:

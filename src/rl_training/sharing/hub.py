@@ -37,8 +37,7 @@ def require_hub() -> None:
         import huggingface_hub  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "Hugging Face is reached with the extra 'share': pip install 'rl_training[share]' (in"
-            " the clone: pip install '.[share]')"
+            "Hugging Face needs the extra 'share'; in the clone: pip install '.[share]'"
         ) from None
 
 

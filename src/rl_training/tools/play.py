@@ -225,7 +225,9 @@ def _by_hand(options: PlayArgs, ended: list[_Ended]) -> None:
         import pygame
         from gymnasium.utils.play import play
     except ImportError:
-        raise UserError("--keyboard needs pygame: pip install 'rl_training[video]'") from None
+        raise UserError(
+            "--keyboard needs pygame, of the extra 'video'; in the clone: pip install '.[video]'"
+        ) from None
     env = _make(_config(options, "rgb_array"))
     with contextlib.closing(env):
         if not env.has_wrapper_attr("get_keys_to_action"):

@@ -147,7 +147,8 @@ def _require_extra() -> None:
             importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"a report needs pip install 'rl_training[report]' ({error.name} is not installed)"
+            f"a report needs {error.name}, of the extra 'report'; in the clone:"
+            " pip install '.[report]'"
         ) from None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_training.config import TrainConfig, config_from_file
+from rl_training.envs.ids import find_spec
 from rl_training.errors import ConfigError, UserError
 from rl_training.tools.tune.final import PRESET, Comparison, SeedReturns, compare, returns_of
 from rl_training.tools.tune.loop import run_trials
@@ -126,6 +127,8 @@ def tune(
     )
     evaluated_on = final_seeds(final, settings.seeds)
     require_optuna()
+    if engine == "local" and config.env_id is not None:
+        find_spec(config.env_id)  # raises before there is a study
     name = study_name(preset) if study is None else study
     folder = Path(output_dir) / name
     require_no_links(folder, Path(output_dir))

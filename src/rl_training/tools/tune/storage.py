@@ -39,6 +39,10 @@ def check_storage(path: Path) -> None:
         raise ConfigError(
             f"--storage must end in .db (SQLite) or .log (a journal); got {str(path)!r}"
         )
+    if path.suffix in _DATABASES and re.search(r"[?{}]", str(path)):  # it becomes part of a URL
+        raise ConfigError(
+            f"the path of a SQLite file must not contain '?', '{{' or '}}'; got {path}"
+        )
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"{path} is not a regular file: choose another --storage")
     if path.is_file() and path.suffix in _DATABASES:
