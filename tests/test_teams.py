@@ -110,7 +110,7 @@ def test_environments_that_reset_in_a_step_of_their_own(limit: int) -> None:
 
     def made(mode: AutoresetMode) -> TeamAdapter:
         def env() -> Any:
-            return TimeLimit(TeamEnv(Mortals(), TeamOptions()), limit)  # type: ignore[arg-type]
+            return TimeLimit(TeamEnv(Mortals(), TeamOptions()), limit)
 
         return TeamAdapter(SyncVectorEnv([env] * 2, autoreset_mode=mode), seed=1)
 
@@ -160,7 +160,7 @@ def test_a_wrappers_time_limit_truncates_agents_that_wait_too() -> None:
     adapter.close()
     step = taken[2]
     np.testing.assert_array_equal(step.truncated, [True] * 4)
-    np.testing.assert_array_equal(step.final_obs["observation"][:2], [[0, 3], [1, 3]])  # type: ignore[index]
+    np.testing.assert_array_equal(step.final_obs["observation"][:2], [[0, 3], [1, 3]])
 
 
 def test_agents_leave_a_game_of_turns(make_config: MakeConfig) -> None:
