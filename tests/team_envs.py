@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils.conversions import aec_to_parallel
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 
 from rl_training.types import Array
 
@@ -251,3 +253,53 @@ class TwoSteps(ParallelEnv):  # type: ignore[misc]
 
     def state(self) -> Array:
         return np.array([self.now == state for state in range(3)], np.float32)
+
+
+class Recall(AECEnv):  # type: ignore[misc]
+    """Two agents take three turns each: they see a number, then nothing, and must then name it."""
+
+    metadata = {"name": "recall", "is_parallelizable": True}
+    possible_agents = ["x", "y"]
+    render_mode = None
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def observe(self, agent: str) -> Any:
+        count = self.turn // 2
+        cue = 2.0 * self.cues[agent] - 1 if count == 0 else 0.0
+        return np.array([cue, count / 3], np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.cues = {agent: int(self._rng.integers(2)) for agent in self.agents}
+        self.turn = 0
+        self.agent_selection = "x"
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        if self.turn >= 4:
+            self.rewards[agent] = 1.0 if action == self.cues[agent] else -1.0
+        self.turn += 1
+        self.agent_selection = "y" if agent == "x" else "x"
+        if self.turn == 6:
+            self.terminations = dict.fromkeys(self.agents, True)
+
+
+def recall_at_once() -> ParallelEnv:
+    """`Recall` as PettingZoo makes a parallel environment of it."""
+    return aec_to_parallel(OrderEnforcingWrapper(AssertOutOfBoundsWrapper(Recall())))

@@ -20,7 +20,7 @@ from rl_training.runtime.actors import after_step
 from rl_training.types import Progress
 
 pytest.importorskip("pettingzoo")
-from team_envs import Duel, Mortals, SoloCartPole
+from team_envs import Duel, Mortals, Recall, SoloCartPole, recall_at_once
 
 START = Progress(0, 1)
 SPEAKER = "pettingzoo:mpe2/simple_speaker_listener_v4"
@@ -145,6 +145,31 @@ def test_truncated_games_bootstrap_with_the_state_from_before_the_reset(
     assert float(buffer.returns[4, 0]) == pytest.approx(1.0 + 0.5 * x, abs=1e-5)
     assert float(buffer.returns[3, 1]) == pytest.approx(0.75 + 0.5 * y, abs=1e-5)
     trainer.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("env_fn", [Recall, recall_at_once])
+@pytest.mark.parametrize("algo", ["ippo", "mappo"])
+def test_agents_learn_to_recall(
+    algo: str, env_fn: Callable[[], Any], make_config: MakeConfig
+) -> None:
+    """Without memory the best that can be done is to be right half of the time."""
+    config = make_config(
+        algo=algo, num_envs=8, num_steps=36, total_timesteps=24_000, learning_rate=5e-3, gamma=0.9,
+        memory="lstm", lstm_size=16, hidden_sizes=[16], sequence_length=12, eval_episodes=40,
+    )  # fmt: skip
+    result = ExperimentManager.setup(config, env_fn=env_fn, run_dir=None).train()
+    assert result.metrics["eval/return_min"] == 2.0
+    plain = config.with_overrides(memory="none")
+    result = ExperimentManager.setup(plain, env_fn=env_fn, run_dir=None).train()
+    assert abs(result.metrics["eval/return_mean"]) < 1.0
+
+
+@pytest.mark.parametrize("algo", ["ippo", "mappo"])
+def test_shards_in_one_process_with_memory(algo: str, make_config: MakeConfig) -> None:
+    config = make_config(algo=algo, num_envs=4, shards=2, num_steps=8, total_timesteps=96, **MEMORY)
+    result = ExperimentManager.setup(config, env_fn=Mortals, run_dir=None).train()
+    assert np.isfinite(result.metrics["losses/loss"])
 
 
 @pytest.mark.parametrize("algo", ["ippo", "mappo"])
