@@ -220,7 +220,7 @@ def test_a_vector_that_returns_no_final_observations_is_refused() -> None:
 
 
 def test_an_id_beside_vector_fn_is_refused() -> None:
-    with pytest.raises(ConfigError, match="an environment and env_fn or vector_fn were given"):
+    with pytest.raises(ConfigError, match="an environment and env_fn, vector_fn or device_env"):
         PPO("CartPole-v1", vector_fn=walks)
 
 

@@ -74,7 +74,9 @@ def make_eval_env(
     if config.preprocessing == "atari":
         whole_games = {"terminal_on_life_loss": False, "clip_rewards": False}
         config = config.with_overrides(atari=whole_games, overlap=False)
-    elif config.vectorization == "native" and (env_fn or has_single_env(config)):
+    elif config.vectorization == "device" or (
+        config.vectorization == "native" and (env_fn or has_single_env(config))
+    ):
         config = config.with_overrides(vectorization="sync")
     if env_fn is not None and config.env_kwargs:  # they belong to the environment of the id
         config = config.with_overrides(env_kwargs={})

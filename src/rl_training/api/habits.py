@@ -93,8 +93,8 @@ def check_arguments(name: str, env: Any, others: tuple[Any, ...], env_fn: Any) -
         )
     if env_fn is not None:
         raise ConfigError(
-            "an environment and env_fn or vector_fn were given: give one of them; env_id='MyName'"
-            " names the run of a function"
+            "an environment and env_fn, vector_fn or device_env_fn were given: give one of them;"
+            " env_id='MyName' names the run of a function"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_training.checkpointing import find_checkpoint
 from rl_training.communicator import Communicator, local_state
+from rl_training.device_envs.table import DeviceEnvFn
 from rl_training.envs import EnvFn
 from rl_training.envs.given_vector import VectorFn
 from rl_training.errors import CheckpointError, ConfigError
@@ -128,6 +129,7 @@ def resume_training(
     callbacks: Callbacks = (),
     env_fn: EnvFn | None = None,
     vector_fn: VectorFn | None = None,
+    device_env_fn: DeviceEnvFn | None = None,
     trust: Trust = False,
 ) -> TrainResult:
     """Continue a run from its checkpoint; see `ExperimentManager.resume`."""
@@ -143,6 +145,7 @@ def resume_training(
         callbacks=callbacks,
         env_fn=env_fn,
         vector_fn=vector_fn,
+        device_env_fn=device_env_fn,
         trust=trust,
     )
     return trainer.train()
