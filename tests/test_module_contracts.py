@@ -187,6 +187,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("registry",),
     ("config", "_internal.flags"),
     ("envs",),
+    ("device_envs",),
     ("communicator",),
     ("algorithms.returns", "algorithms.masking", "algorithms.moments"),
     ("data", "models"),

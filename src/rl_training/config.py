@@ -21,6 +21,7 @@ from rl_training._internal.yaml_io import dump_yaml, load_yaml_file
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.registry import (
     ALGORITHMS,
+    check_device_envs,
     check_settings,
     config_type,
     find_entry,
@@ -188,9 +189,9 @@ class TrainConfig(Generic[AlgoConfig]):
     max_worker_failures: int = 3
     """Failures in a row of a Ray actor that end the run; until then it is replaced, and its steps
     are taken again."""
-    vectorization: Literal["sync", "async", "native"] = "sync"
+    vectorization: Literal["sync", "async", "native", "device"] = "sync"
     """'sync': all in this process; 'async': one process each; 'native': the environment's own
-    vector implementation."""
+    vector implementation; 'device': environments in torch, on the device of the networks."""
     worker_timeout: float = 60.0
     """Seconds that an async worker may take for a step or reset before the run fails, and a Ray
     actor before it is replaced."""
@@ -328,6 +329,7 @@ class TrainConfig(Generic[AlgoConfig]):
                 "'wrappers' cannot be put around a native vector; use vectorization: sync or async"
             )
         self._check_atari()
+        self._check_device_envs()
         check_settings(
             self.algo,
             acceleration=self.acceleration,
@@ -419,6 +421,22 @@ class TrainConfig(Generic[AlgoConfig]):
     def unit(self) -> str:
         """What the run counts: "steps" of environments, or "updates"."""
         return "updates" if self.is_offline else "steps"
+
+    def _check_device_envs(self) -> None:
+        if self.vectorization != "device":
+            return
+        check_device_envs(self.algo)
+        for name, fits, wanted in (
+            ("wrappers", not self.wrappers, "empty"),
+            ("preprocessing", self.preprocessing == "none", "none"),
+            ("engine", self.engine == "local", "local"),
+            ("shards", self.shards == 1, "1"),
+            ("dataset", self.dataset is None, "unset"),
+            ("normalize_reward", not self.normalize_reward, "false"),
+            ("log_info", not self.log_info, "empty"),
+        ):
+            if not fits:
+                raise ConfigError(f"'{name}' must be {wanted} with vectorization: device")
 
     def _check_atari(self) -> None:
         if self.preprocessing == "none" and self.atari != AtariConfig():

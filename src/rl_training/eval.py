@@ -12,6 +12,7 @@ import numpy as np
 
 from rl_training.envs import EnvFn, PlainAdapter, make_vector_env, plain_adapter
 from rl_training.envs.factory import has_single_env
+from rl_training.envs.given_vector import GivenVector
 from rl_training.errors import ConfigError, EnvironmentFailure, Paused, WorkerError
 from rl_training.runtime.actors import Actor, after_step
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, StopRequest, never
@@ -68,10 +69,14 @@ def make_eval_env(
     Those of a shard have indices from ``first_index`` on. Raises `ConfigError` where their spaces
     differ from ``spaces``, those of the policy.
     """
+    if isinstance(env_fn, GivenVector) and env_fn.env_fn is not None:
+        env_fn = env_fn.env_fn
     if config.preprocessing == "atari":
         whole_games = {"terminal_on_life_loss": False, "clip_rewards": False}
         config = config.with_overrides(atari=whole_games, overlap=False)
-    elif config.vectorization == "native" and (env_fn or has_single_env(config)):
+    elif config.vectorization == "device" or (
+        config.vectorization == "native" and (env_fn or has_single_env(config))
+    ):
         config = config.with_overrides(vectorization="sync")
     if env_fn is not None and config.env_kwargs:  # they belong to the environment of the id
         config = config.with_overrides(env_kwargs={})

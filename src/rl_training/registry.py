@@ -63,6 +63,8 @@ class Entry(NamedTuple):
     `AlgorithmSpec.build` takes a `Communicator` and `AlgorithmSpec.actor` a shard."""
     lags: tuple[int | str, ...] = (0,)
     """Allowed values of ``lag``: by how many learning phases acting may be behind."""
+    device_envs: bool = False
+    """Whether it learns from environments on the device (``vectorization: device``)."""
     online: bool = True
     """Whether it can learn from environments that it steps."""
     offline: bool = False
@@ -130,6 +132,7 @@ ALGORITHMS = Registry(
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
             lags=(0, 1),
+            device_envs=True,
             title="Proximal policy optimisation",
         ),
         "a2c": Entry(
@@ -141,6 +144,7 @@ ALGORITHMS = Registry(
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
             lags=(0, 1),
+            device_envs=True,
             title="Advantage actor-critic",
         ),
         "recurrent_ppo": Entry(
@@ -164,6 +168,7 @@ ALGORITHMS = Registry(
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
             lags=(0, 1),
+            device_envs=True,
             title="Phasic policy gradient",
         ),
         "impala": Entry(
@@ -437,6 +442,15 @@ def check_settings(
         raise ConfigError(
             f"'overlap' does not work with {name}, whose policy is recurrent"
             f"{_others(entry, lambda one: IMAGE in one.observations and not one.memory)}"
+        )
+
+
+def check_device_envs(name: str) -> None:
+    """Refuse an algorithm that does not learn from environments on the device."""
+    if not find_entry(name).device_envs:
+        raise ConfigError(
+            f"vectorization: device does not work with {name}; use"
+            f" {_names(lambda one: one.device_envs)}"
         )
 
 

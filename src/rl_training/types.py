@@ -156,6 +156,8 @@ class EnvInfo(NamedTuple):
 
     device: str = "cpu"
     """Device on which the experience is produced."""
+    on_device: bool = False
+    """Whether steps are tensors of that device (``vectorization: device``)."""
 
 
 class Rows(NamedTuple):

@@ -292,6 +292,13 @@ class OnPolicyLearner(ABC):
         ]
         return combine_minibatches(shards, self.communicator, norm_adv=self.config.norm_adv)
 
+    def draw_on_device(self) -> None:
+        """Draw the order of minibatches on the device of the networks, from the same seeds."""
+        device = self.step.flat.device
+        self.generators = [
+            torch.Generator(device).manual_seed(one.initial_seed()) for one in self.generators
+        ]
+
     def evaluated(self, minibatch: Mapping[str, Any]) -> dict[str, Any]:
         """Return stored data with what the current model computes for it, as losses take it."""
         now = self.model.evaluate(minibatch)
@@ -321,19 +328,12 @@ class OnPolicyLearner(ABC):
         if not {"logprobs", "values"} <= rollout.recorded:
             behaviour = self._evaluate(rollout.whole())
             rollout.keep_evaluation(behaviour.logprob, behaviour.value)
-        self._value_final_observations(rollout)
+        rollout.fill_bootstrap(self.model.value)
         rollout.compute_returns_and_advantages(
             last_value=self._last_value(rollout),
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
-
-    def _value_final_observations(self, rollout: RolloutBuffer) -> None:
-        """Compute what truncated episodes bootstrap from."""
-        truncated = rollout.truncated_observations()
-        if truncated is not None:
-            index, final_obs = truncated
-            rollout.bootstrap.view(-1)[index] = self.model.value(final_obs)
 
     def _last_value(self, rollout: RolloutBuffer) -> Tensor:
         """Return the value of the observation after the last step."""

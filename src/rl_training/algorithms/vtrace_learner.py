@@ -81,7 +81,7 @@ class VTraceLearner(OnPolicyLearner):
     def _set_targets(self, rollout: RolloutBuffer, logprobs: Tensor, values: Tensor) -> None:
         shape = rollout.rewards.shape
         logprobs, values = logprobs.reshape(shape).clone(), values.reshape(shape).clone()
-        self._value_final_observations(rollout)
+        rollout.fill_bootstrap(self.model.value)
         returns, advantages = vtrace(
             rollout.logprobs,
             logprobs,

@@ -23,9 +23,12 @@ from rl_training.checkpointing import (
     to_storable,
 )
 from rl_training.config import TrainConfig
+from rl_training.device_envs.given import made_by
+from rl_training.device_envs.table import DeviceEnvFn
 from rl_training.envs import EnvFn, make_vector_env, plain_adapter
 from rl_training.envs.factory import check_env_fn
 from rl_training.envs.given import GivenEnvironment
+from rl_training.envs.given_vector import VectorFn
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.eval import EvalResult, require_env_fn
 from rl_training.export.formats import FormatName
@@ -62,6 +65,8 @@ class ManagedAlgorithm:
         *others: Any,
         config: TrainConfig[Any] | None = None,
         env_fn: EnvFn | None = None,
+        vector_fn: VectorFn | None = None,
+        device_env_fn: DeviceEnvFn | None = None,
         **overrides: Any,
     ) -> None:
         """Prepare a run; nothing is made or written before `learn`.
@@ -71,12 +76,17 @@ class ManagedAlgorithm:
                 (``num_envs`` 1; it is evaluated on copies made from its spec); or a config.
             config: a config, with or without ``env``; its ``algo`` may be left out.
             env_fn: a function that returns a new environment, which need not be registered.
+            vector_fn: a function that takes a number and returns a new
+                `gymnasium.vector.VectorEnv` of so many environments. With ``env_fn`` beside it,
+                that one makes the environments of evaluation.
+            device_env_fn: a function that takes a number and a device and returns a new
+                `rl_training.device_envs.DeviceEnv`; ``env_fn`` beside it as above.
             others: nothing; a second argument without a name is refused.
             overrides: settings by name, those of the algorithm included. ``init_from`` may be a
                 model that was trained or loaded: a copy of its weights is made now. The config
                 records the model's checkpoint, or that it was in memory.
         """
-        check_arguments(self._name, env, others, env_fn)
+        check_arguments(self._name, env, others, device_env_fn or vector_fn or env_fn)
         if overrides.get("algo", self.algo) != self.algo:
             raise ConfigError(f"{self._name} trains {self.algo}, not {overrides['algo']!r}")
         if isinstance(env, TrainConfig):
@@ -91,10 +101,11 @@ class ManagedAlgorithm:
             env, env_fn = None, env  # a class or another function that makes environments
         if env is not None:
             overrides = {"env_id": env, **overrides}
-        elif config is None and env_fn is not None:
-            overrides = {"env_id": _name_of_function(env_fn), **overrides}
+        elif config is None and (function := device_env_fn or vector_fn or env_fn):
+            overrides = {"env_id": _name_of_function(function), **overrides}
         if env_fn is not None:
             check_env_fn(env_fn, {})
+        env_fn = made_by(env_fn, vector_fn, device_env_fn)
         self._initial, overrides = _initial_policy(overrides)
         """The policy of the model that was given as ``init_from``, if one was."""
         base = TrainConfig(algo=self.algo) if config is None else config.for_algo(self.algo)
@@ -460,6 +471,8 @@ class ManagedAlgorithm:
         path: str | Path,
         *,
         env_fn: EnvFn | None = None,
+        vector_fn: VectorFn | None = None,
+        device_env_fn: DeviceEnvFn | None = None,
         device: str | None = None,
         trust: Trust = False,
         **unknown: Never,
@@ -478,7 +491,7 @@ class ManagedAlgorithm:
             raise CheckpointError(
                 f"{found} holds a policy of algo {policy.config.algo!r}, not {cls.algo!r}"
             )
-        loaded = cls(policy.config, env_fn=env_fn)
+        loaded = cls(policy.config, env_fn=env_fn, vector_fn=vector_fn, device_env_fn=device_env_fn)
         loaded._loaded_from = found
         loaded._trust = trust
         loaded._device = device
@@ -549,7 +562,7 @@ def _for_one_environment(
     return given, {**settings, **overrides}
 
 
-def _name_of_function(env_fn: EnvFn) -> str:
+def _name_of_function(env_fn: Any) -> str:
     """Return what an environment without an id is called in logs and folder names."""
     name = str(getattr(env_fn, "__name__", type(env_fn).__name__))
     return name if name.isidentifier() else "Environment"

@@ -83,7 +83,8 @@ def check_arguments(name: str, env: Any, others: tuple[Any, ...], env_fn: Any) -
     if isinstance(env, gym.vector.VectorEnv):
         raise ConfigError(
             f"a vector environment cannot be given: the run makes its own, as in"
-            f' {name}("CartPole-v1", num_envs=8) or {name}(env_fn=MyEnv, num_envs=8)'
+            f' {name}("CartPole-v1", num_envs=8), {name}(env_fn=MyEnv, num_envs=8) or'
+            f" {name}(vector_fn=lambda num_envs: ..., num_envs=8)"
         )
     if not isinstance(env, (str, gym.Env)) and not callable(env):
         raise ConfigError(
@@ -92,8 +93,8 @@ def check_arguments(name: str, env: Any, others: tuple[Any, ...], env_fn: Any) -
         )
     if env_fn is not None:
         raise ConfigError(
-            "an environment and env_fn were given: give one of them; env_id='MyName' names the"
-            " run of an env_fn"
+            "an environment and env_fn, vector_fn or device_env_fn were given: give one of them;"
+            " env_id='MyName' names the run of a function"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,6 +86,10 @@ class RolloutBuffer(RolloutState):
         """Steps of each environment's episode before this rollout; None if unknown."""
         self._obs_slots: Any = tree_map(row_slots, self.obs)
         self._sent = [self.actions, self.rewards, self.dones, self.valid]
+        self._make_slots()
+
+    def _make_slots(self) -> None:
+        """Allocate the memory on the host that steps are collected in."""
         self._waiting = [host_copy(tensor) for tensor in self._sent]
         self._slots = [tensor.numpy() for tensor in self._waiting]
         self._copies_done = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -140,6 +144,13 @@ class RolloutBuffer(RolloutState):
         stacked: Any = tree_stack(np.concatenate, [rows for _, _, rows in self._final])
         obs: Any = tree_map(lambda leaf: torch.from_numpy(leaf).to(self.device), stacked)
         return torch.from_numpy(index).to(self.device), obs
+
+    def fill_bootstrap(self, value: Callable[[Any], Tensor]) -> None:
+        """Compute what truncated episodes bootstrap from, given a model's ``value``."""
+        truncated = self.truncated_observations()
+        if truncated is not None:
+            index, final_obs = truncated
+            self.bootstrap.view(-1)[index] = value(final_obs)
 
     def next_inputs(self) -> Any:
         """Return the observations after the last step as input of a model's ``value``."""
@@ -231,7 +242,8 @@ def shuffled(
     rows = len(first)
     if num_minibatches < 1 or rows % num_minibatches:
         raise ValueError(f"{num_minibatches} minibatches do not divide {rows} rows")
-    order = torch.randperm(rows, generator=generator).to(first.device)
+    place = torch.device("cpu") if generator is None else generator.device
+    order = torch.randperm(rows, generator=generator, device=place).to(first.device)
     size = rows // num_minibatches
     # Shuffled once per epoch, so that minibatches are slices without a copy.
     epoch: dict[str, Any] = {

@@ -233,8 +233,14 @@ class VectorAdapter:
             raw, _ = self.env.reset(options={"reset_mask": done})
             return self._cast(raw), obs
         final_obs = tree_map(np.copy, obs)
+        if (given := info.get("final_obs")) is None:
+            raise EnvironmentFailure(
+                f"{self.name} resets within a step (SAME_STEP) and returned no final observations"
+                " (info['final_obs']) where episodes ended: truncation cannot be right without them"
+            )
         for i in np.flatnonzero(done):
-            row = self._stored(info["final_obs"][i], int(i))
+            of_row = tree_map(lambda leaf, i=i: leaf[i], given) if type(given) is dict else given[i]
+            row = self._stored(of_row, int(i))
             tree_map(lambda leaf, one, i=i: leaf.__setitem__(i, one), final_obs, row)
         return obs, final_obs
 
@@ -360,10 +366,12 @@ class _StateAccess:
         self.kind = "none"
         if isinstance(base, (SyncVectorEnv, WorkerVectorEnv)) and self._episodes_are_ours():
             self.kind = "episodes"
-        elif type(base) in _NATIVE_STATE:
+        elif env is base and type(base) in _NATIVE_STATE:
             self.kind = "arrays"
-        elif hasattr(base, "get_state") and hasattr(base, "set_state"):
-            self.kind = "own" if getattr(base, "restorable", True) else "none"
+        # Of a wrapped vector: the state of the wrapper, which must contain that of the vector.
+        elif hasattr(env, "get_state") and hasattr(env, "set_state"):
+            self._base = env
+            self.kind = "own" if getattr(env, "restorable", True) else "none"
 
     def _episodes_are_ours(self) -> bool:
         if isinstance(self._base, SyncVectorEnv):

@@ -23,6 +23,7 @@ from rl_training.envs.atari import (
 )
 from rl_training.envs.episodes import SeededEpisodes
 from rl_training.envs.given import GivenEnvironment, claim, release
+from rl_training.envs.given_vector import GivenVector
 from rl_training.envs.ids import find_spec, needs_extra
 from rl_training.envs.native_atari import NativeAtari
 from rl_training.envs.sync import FastSyncVectorEnv
@@ -130,6 +131,11 @@ class EnvRecipe:
 
     def _make_wrapped(self) -> gym.Env[Any, Any]:
         env: gym.Env[Any, Any]
+        if isinstance(self.source, EnvSpec) and self.source.entry_point is None:
+            raise ConfigError(
+                f"{self.source.id} is a vector without single environments: use vectorization:"
+                " native"
+            )
         if isinstance(self.source, EnvSpec) and "game" in self.source.kwargs:
             silence_greeting()
         if not isinstance(self.source, EnvSpec):
@@ -260,6 +266,8 @@ def make_vector_env(
 ) -> VectorEnv[Any, Any, Any]:
     """The config's vector environment; ``env_fn`` makes an unregistered environment instead."""
     count = config.num_envs if num_envs is None else num_envs
+    if isinstance(env_fn, GivenVector):
+        return _given_vector(config, env_fn, count)
     recipe = EnvRecipe.from_config(config, env_fn)
     if config.vectorization == "native":
         return recipe.make_native(count, first_index)
@@ -268,6 +276,25 @@ def make_vector_env(
         vector = WorkerVectorEnv(makers, config.worker_timeout, config.seed)
         return cast("VectorEnv[Any, Any, Any]", vector)
     return FastSyncVectorEnv(makers)
+
+
+def _given_vector(
+    config: TrainConfig[Any], given: GivenVector, count: int
+) -> VectorEnv[Any, Any, Any]:
+    """Return a vector that the user's function makes."""
+    if find_entry(config.algo).multi_agent:
+        raise _wrong_number_of_agents("the vector of 'vector_fn'", config.algo)
+    vector = given.make(config, count)
+    for name in ("single_observation_space", "single_action_space"):
+        if not isinstance(getattr(vector, name, None), gym.Space):
+            vector.close()
+            raise ConfigError(f"the vector that 'vector_fn' returned has no {name}")
+    try:
+        spaces.observed(vector.single_observation_space)
+    except ConfigError:
+        vector.close()
+        raise
+    return vector
 
 
 def has_single_env(config: TrainConfig[Any]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from rl_training.envs import envpool
 from rl_training.envs.team_env import PREFIX, team_spec
 from rl_training.errors import ConfigError, is_one_mistake
 from rl_training.plugins import import_named
@@ -43,6 +44,8 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     if module == PREFIX:
         return team_spec(name)
+    if module == envpool.PREFIX:
+        return envpool.envpool_spec(name)
     before = set(gym.registry)
     if module:
         import_named(module, "env_id")

@@ -33,7 +33,7 @@ def vector_has_time_limit(env: VectorEnv[Any, Any, Any]) -> bool:
     if metadata.get(_WHOLE_GAMES, False) or metadata.get(_HAS_LIMIT, False):
         return True
     spec = None if _HAS_LIMIT in metadata else env.spec  # a native vector applies its spec's limit
-    return spec is not None and spec.max_episode_steps is not None
+    return getattr(spec, "max_episode_steps", None) is not None
 
 
 def vector_advice(env: VectorEnv[Any, Any, Any]) -> str:

@@ -161,6 +161,14 @@ class NoiseBlock:
         self._position += 1
         return noise
 
+    def take_block(self, rows: int) -> Any:
+        """Return the noise of a whole block of steps, none of which may be in use."""
+        if self._position != self._length:
+            raise RuntimeError("a block of noise is in use")
+        self._refill(rows)
+        self._position = self._length
+        return self._noise
+
     def _refill(self, rows: int) -> None:
         self._start = self._generator.get_state()
         self._noise = self._draw((self._length, rows), self._generator)

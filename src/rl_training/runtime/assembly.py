@@ -13,6 +13,8 @@ import torch
 from rl_training.checkpointing import find_checkpoint
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
+from rl_training.device_envs.given import GivenDevice
+from rl_training.device_envs.table import make_device_env
 from rl_training.envs import Adapter, EnvFn, make_adapter
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import make_eval_env, spec_in_words
@@ -26,6 +28,7 @@ from rl_training.runtime.device import (
     pick_threads,
     torch_threads,
 )
+from rl_training.runtime.device_source import DeviceSource
 from rl_training.runtime.episode_info import WINDOW
 from rl_training.runtime.launch import failing_together
 from rl_training.runtime.offline import offline_source, offline_spec, prior_data
@@ -56,6 +59,8 @@ def assemble(
         prefer_offscreen()
     if config.is_offline:
         return _assemble_offline(config, env_fn, threads, ranks)
+    if config.vectorization == "device":
+        return _assemble_on_device(config, env_fn, threads, ranks)
     if config.engine == "ray":
         return _assemble_remote(config, env_fn, threads, ranks)
     spec, communicator = get_spec(config.algo), ranks.communicator
@@ -115,6 +120,51 @@ def _assemble_offline(
         spec=offline_spec(get_spec(config.algo)),
         config=config,
         learner=build_algorithm(config, *spaces, device, count),
+        source=source,
+        make_eval_env=lambda episodes, first_index, shard: make_eval_env(
+            config, episodes, env_fn, spaces, first_index, shard
+        ),
+        make_rendering_env=lambda: rendering_envs(config, 1, "rgb_array", spaces, env_fn)[0],
+        custom_env=env_fn is not None,
+        device=device,
+        threads=count,
+        ranks=ranks,
+    )
+
+
+def _assemble_on_device(
+    config: TrainConfig[Any], env_fn: EnvFn | None, threads: int | None, ranks: Ranks
+) -> Setup:
+    """Return the parts of a run whose environments are on the device of the networks."""
+    if ranks.several:
+        raise ConfigError("vectorization: device works in one process, without torchrun")
+    if env_fn is not None and not isinstance(env_fn, GivenDevice):
+        raise ConfigError(
+            "'env_fn' and 'vector_fn' return arrays on the host: with vectorization: device give an"
+            " env_id or device_env_fn"
+        )
+    device = pick_device(config.device, None)
+    check_acceleration(config.acceleration, device)
+    if env_fn is None:
+        env = make_device_env(config.env_id, config.num_envs, device, **config.env_kwargs)
+    else:
+        env = env_fn.make_on(device, config.num_envs)
+    spaces = (env.obs_spec, env.action_spec)
+    check_precision(config.precision, device, env.obs_spec)
+    count = pick_threads(config, env.obs_spec, device) if threads is None else threads
+    learner = build_algorithm(config, *spaces, device, count)
+    learner.draw_on_device()
+    source = DeviceSource(
+        env,
+        learner.model,
+        seed=config.seed,
+        num_steps=config.algo_kwargs.num_steps,
+        acceleration=config.acceleration,
+    )
+    return Setup(
+        spec=get_spec(config.algo),
+        config=config,
+        learner=learner,
         source=source,
         make_eval_env=lambda episodes, first_index, shard: make_eval_env(
             config, episodes, env_fn, spaces, first_index, shard

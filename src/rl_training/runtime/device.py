@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from rl_training.config import TrainConfig
 
 
-def pick_device(name: str, obs_spec: ObsSpec) -> torch.device:
-    """Return the torch device of a config; raise ConfigError if it is not available."""
+def pick_device(name: str, obs_spec: ObsSpec | None) -> torch.device:
+    """Return the torch device of a config; raise ConfigError if it is not available.
+
+    "auto" is an accelerator for images, and where the environments are on the device, too
+    (``obs_spec`` None).
+    """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         name = "cpu"
-        if obs_spec.has_images:
+        if obs_spec is None:
+            name = "cuda" if cuda else "cpu"
+        elif obs_spec.has_images:
             name = "cuda" if cuda else "mps" if mps else "cpu"
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
         raise ConfigError(

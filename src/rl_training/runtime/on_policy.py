@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rl_training.communicator import per_shard_state, state_of_each
+from rl_training.data.device_rollout import DeviceRollout
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Paused
 from rl_training.runtime.callbacks import Callback
@@ -49,7 +50,8 @@ class OnPolicyTrainer(Trainer):
 
     def make_buffer(self, setup: Setup) -> RolloutBuffer:
         """Return storage for one rollout of a shard."""
-        return self.make_buffer_of(RolloutBuffer, setup)
+        kind = DeviceRollout if setup.source.info.on_device else RolloutBuffer
+        return self.make_buffer_of(kind, setup)
 
     def make_buffer_of(
         self,

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs import EnvFn, TeamAdapter
+from rl_training.envs.given_vector import GivenVector
 from rl_training.errors import UserError
 from rl_training.eval import make_eval_env
 from rl_training.types import ActionSpec, Array, ObsSpec
@@ -42,6 +43,8 @@ def rendering_envs(
     shown = config.with_overrides(
         env_kwargs={**config.env_kwargs, "render_mode": mode}, vectorization="sync", overlap=False
     )
+    if isinstance(env_fn, GivenVector):
+        env_fn = env_fn.single("to render")
     try:
         made = make_eval_env(shown, count, env_fn, spaces)
         vector: Any = made.teams.env if isinstance(made, TeamAdapter) else made.env

@@ -83,7 +83,7 @@ def restored_trainer(
         raise CheckpointError(
             f"{path} was trained with env_fn; resume it from Python:"
             " resume_training(path, env_fn=MyEnv), or PPO.load(path, env_fn=MyEnv).learn(n) with"
-            " its class"
+            " its class (vector_fn=... in place of env_fn, if that was given)"
         )
     config = config_from_state(state)
     if config.is_offline and changes.replay == "empty":

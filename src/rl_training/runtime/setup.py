@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.checkpointing import find_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.datasets.reading import open_dataset
+from rl_training.device_envs.given import GivenDevice, made_by
+from rl_training.device_envs.table import DeviceEnvFn
 from rl_training.envs import EnvFn
+from rl_training.envs.given_vector import GivenVector, VectorFn
 from rl_training.errors import ConfigError
 from rl_training.registry import ASYNC
 from rl_training.runs import (
@@ -57,16 +60,24 @@ class ExperimentManager:
         *,
         callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
+        vector_fn: VectorFn | None = None,
+        device_env_fn: DeviceEnvFn | None = None,
         run_dir: str | Path | None = "auto",
         initial: Mapping[str, Any] | None = None,
     ) -> Trainer:
         """Return a trainer at the start of a new run.
+
+        ``env_fn`` makes single environments, ``vector_fn`` whole vectors, given their number,
+        ``device_env_fn`` those of a device, given number and device.
 
         ``run_dir`` is the folder of the run: "auto" makes one with a new name under
         ``config.output_dir``, None keeps the run in memory and writes nothing. ``initial`` is the
         policy whose weights are loaded, in place of reading ``config.init_from``.
         """
         callbacks = as_callbacks(callbacks)
+        env_fn = made_by(env_fn, vector_fn, device_env_fn)
+        if isinstance(env_fn, GivenDevice):
+            config = config.with_overrides(vectorization="device")
         config = with_absolute_path(config)
         if config.is_offline:
             config = with_environment(config, env_fn)
@@ -106,6 +117,8 @@ class ExperimentManager:
         replay: Replay = "saved",
         callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
+        vector_fn: VectorFn | None = None,
+        device_env_fn: DeviceEnvFn | None = None,
         trust: Trust = False,
     ) -> Trainer:
         """A trainer that continues from a checkpoint, in the same run folder.
@@ -117,6 +130,7 @@ class ExperimentManager:
         which modules the checkpoint may name, where it was not written here by this user.
         """
         callbacks = as_callbacks(callbacks)
+        env_fn = made_by(env_fn, vector_fn, device_env_fn)
         start = connect()
         lock: RunLock | None = None
         try:
@@ -183,10 +197,12 @@ def _write_description(setup: Setup, folder: Path, env_fn: EnvFn | None) -> None
         write_json(folder / "metadata.json", about)
 
 
-def _name_of(env_fn: EnvFn | None) -> str | None:
+def _name_of(env_fn: Callable[..., Any] | None) -> str | None:
     """What made the environments, where that is not their id: told apart in reports by this."""
     if env_fn is None:
         return None
+    if isinstance(env_fn, GivenVector):
+        return _name_of(getattr(env_fn, "device_env_fn", env_fn.vector_fn))
     if isinstance(env_fn, functools.partial):
         given = [*map(repr, env_fn.args), *(f"{k}={v!r}" for k, v in env_fn.keywords.items())]
         return f"{_name_of(env_fn.func)}({', '.join(given)})"[:200]
@@ -236,6 +252,8 @@ class TrainFunction(Protocol):
         *,
         callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
+        vector_fn: VectorFn | None = None,
+        device_env_fn: DeviceEnvFn | None = None,
         **overrides: Any,
     ) -> TrainResult:
         """Train; ``overrides`` replace fields of the config and of the algorithm's by name."""
@@ -250,8 +268,11 @@ def train_function(algo: str) -> TrainFunction:
         *,
         callbacks: Callbacks = (),
         env_fn: EnvFn | None = None,
+        vector_fn: VectorFn | None = None,
+        device_env_fn: DeviceEnvFn | None = None,
         **overrides: Any,
     ) -> TrainResult:
+        env_fn = made_by(env_fn, vector_fn, device_env_fn)
         return train_as(algo, config, callbacks=callbacks, env_fn=env_fn, **overrides)
 
     train.__name__ = train.__qualname__ = f"train_{algo}"

@@ -8,7 +8,9 @@ from typing import Any
 
 from rl_training.checkpointing import find_checkpoint
 from rl_training.communicator import Communicator, local_state
+from rl_training.device_envs.table import DeviceEnvFn
 from rl_training.envs import EnvFn
+from rl_training.envs.given_vector import VectorFn
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import EvalResult
 from rl_training.registry import find_entry, get_spec
@@ -126,6 +128,8 @@ def resume_training(
     replay: Replay = "saved",
     callbacks: Callbacks = (),
     env_fn: EnvFn | None = None,
+    vector_fn: VectorFn | None = None,
+    device_env_fn: DeviceEnvFn | None = None,
     trust: Trust = False,
 ) -> TrainResult:
     """Continue a run from its checkpoint; see `ExperimentManager.resume`."""
@@ -140,6 +144,8 @@ def resume_training(
         replay=replay,
         callbacks=callbacks,
         env_fn=env_fn,
+        vector_fn=vector_fn,
+        device_env_fn=device_env_fn,
         trust=trust,
     )
     return trainer.train()
