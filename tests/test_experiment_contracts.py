@@ -53,7 +53,7 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
     "mappo": [(TEAM, DISCRETE)],
     "ppg": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
-    "drqn": [(VECTOR, DISCRETE)],
+    "drqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     "td3": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     **{
