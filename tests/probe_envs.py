@@ -67,6 +67,20 @@ class MatchObservation(Probe):
         return np.zeros(1, np.float32), reward, True, False, {}
 
 
+class Camera(MatchObservation):
+    """`MatchObservation` with an image, which is black or white."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+
+    def observe(self) -> Any:
+        super().observe()
+        return np.full((36, 36, 1), 255 * self.sign, np.uint8)
+
+    def step(self, action: Any) -> Step:
+        _, reward, *_ = super().step(action)
+        return np.zeros((36, 36, 1), np.uint8), reward, True, False, {}
+
+
 class DelayedReward(Probe):
     """Two steps; the reward comes at the second: the first value must be discounted."""
 
@@ -300,6 +314,7 @@ for _name in (
     "ConstantReward",
     "ObservationReward",
     "MatchObservation",
+    "Camera",
     "DelayedReward",
     "MaskedActions",
     "Rooms",

@@ -48,10 +48,9 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
             (VECTOR, MULTI_BINARY),
             (DICT, DISCRETE),
         ]
-        for algo in ("ppo", "recurrent_ppo", "a2c", "impala", "appo", "ippo")
+        for algo in ("ppo", "recurrent_ppo", "a2c", "ppg", "impala", "appo", "ippo")
     },
     "mappo": [(TEAM, DISCRETE)],
-    "ppg": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "drqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],

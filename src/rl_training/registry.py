@@ -158,8 +158,8 @@ ALGORITHMS = Registry(
         "ppg": Entry(
             "rl_training.algorithms.ppg:PPGConfig",
             "rl_training.runtime.ppg_trainer:SPEC",
-            actions=(_DISCRETE,),
-            observations=(VECTOR, DICT),
+            actions=_ANY_ACTION,
+            observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
