@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ REPEATED = (
     "test_probes.py::test_box_actions_of_an_odd_scale[impala]",
     "test_probes.py::test_box_actions_of_an_odd_scale[recurrent_ppo]",
     "test_probes.py::test_box_actions_of_an_odd_scale[sac]",
+    "test_probes.py::test_masked_actions_are_honoured_and_learnt[drqn]",
     "test_probes.py::test_policy_that_depends_on_the_observation[drqn]",
     "test_probes.py::test_policy_that_depends_on_the_observation[td3]",
     "test_probes.py::test_value_that_depends_on_the_observation[drqn]",
@@ -105,12 +106,23 @@ def probe(algo: str, name: str) -> dict[str, Any]:
     return {"env_id": f"probe/{name}-v0", "env_kwargs": kwargs}
 
 
-def write_random_episodes(env_id: str, folder: Path, episodes: int = 4, steps: int = 50) -> Path:
-    """A dataset of random actions; episodes end after ``steps`` at the latest."""
+def write_random_episodes(
+    env_id: str,
+    folder: Path,
+    episodes: int = 4,
+    steps: int = 50,
+    *,
+    kwargs: Mapping[str, Any] = {},
+    masked: bool = True,
+) -> Path:
+    """A dataset of random actions, legal ones unless ``masked`` is False.
+
+    Episodes end after ``steps`` at the latest.
+    """
     from rl_training.datasets.reading import RecordedEpisode
     from rl_training.datasets.writing import Recorded, find_destination, stacked, write_dataset
 
-    env = gym.make(env_id)
+    env = gym.make(env_id, **kwargs)
     env.action_space.seed(5)
 
     def played(index: int) -> RecordedEpisode:
@@ -119,7 +131,9 @@ def write_random_episodes(env_id: str, folder: Path, episodes: int = 4, steps: i
         rewards: list[Any] = []
         ended = False
         while not ended and len(actions) < steps:
-            actions.append(env.action_space.sample())
+            seen = observations[-1]
+            legal = seen.get("action_mask") if isinstance(seen, dict) and masked else None
+            actions.append(env.action_space.sample(legal))
             obs, reward, ended, _, _ = env.step(actions[-1])
             observations.append(obs)
             rewards.append(reward)

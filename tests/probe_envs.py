@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -67,6 +67,20 @@ class MatchObservation(Probe):
         return np.zeros(1, np.float32), reward, True, False, {}
 
 
+class Camera(MatchObservation):
+    """`MatchObservation` with an image, which is black or white."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+
+    def observe(self) -> Any:
+        super().observe()
+        return np.full((36, 36, 1), 255 * self.sign, np.uint8)
+
+    def step(self, action: Any) -> Step:
+        _, reward, *_ = super().step(action)
+        return np.zeros((36, 36, 1), np.uint8), reward, True, False, {}
+
+
 class DelayedReward(Probe):
     """Two steps; the reward comes at the second: the first value must be discounted."""
 
@@ -100,6 +114,45 @@ class MaskedActions(Probe):
             raise ValueError(f"illegal action {action} under {self.mask}")
         reward = 1.0 if int(action) in (0, 3) else 0.0
         return self.observe(), reward, True, False, {}
+
+
+class Rooms(Probe):
+    """Six steps, in each of which some doors are locked: a locked one ends the episode with -1.
+
+    ``nvec``: doors of each component; more than one is MultiDiscrete. The locked doors that were
+    tried are in ``TRIED``.
+    """
+
+    LENGTH = 6
+    TRIED: ClassVar[list[Any]] = []
+
+    def __init__(self, nvec: tuple[int, ...] = (5,), image: bool = False) -> None:
+        self.nvec = nvec
+        self.action_space = spaces.Discrete(nvec[0])
+        if len(nvec) > 1:
+            self.action_space = spaces.MultiDiscrete(list(nvec))
+        entries: dict[str, gym.Space[Any]] = {"place": spaces.Box(-1.0, 1.0, (1,), np.float32)}
+        if image:
+            entries["camera"] = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+        entries["action_mask"] = spaces.MultiBinary(sum(nvec))
+        self.observation_space = spaces.Dict(entries)
+
+    def observe(self) -> Any:
+        self.masks = [self.np_random.random(doors) < 0.3 for doors in self.nvec]
+        for mask in self.masks:
+            mask[self.np_random.integers(len(mask))] = True
+        obs = {"place": self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)}
+        if "camera" in self.observation_space.spaces:  # type: ignore[attr-defined]
+            obs["camera"] = self.np_random.integers(0, 256, (1, 36, 36), np.uint8)
+        return {**obs, "action_mask": np.concatenate(self.masks).astype(np.int8)}
+
+    def step(self, action: Any) -> Step:
+        self.t += 1
+        doors = zip(self.masks, np.atleast_1d(action), strict=True)
+        if not all(mask[door] for mask, door in doors):
+            self.TRIED.append(action)
+            return self.observe(), -1.0, True, False, {}
+        return self.observe(), 0.0, self.t == self.LENGTH, False, {}
 
 
 class ReachTarget(Probe):
@@ -261,8 +314,10 @@ for _name in (
     "ConstantReward",
     "ObservationReward",
     "MatchObservation",
+    "Camera",
     "DelayedReward",
     "MaskedActions",
+    "Rooms",
     "ReachTarget",
     "Recall",
     "Broken",

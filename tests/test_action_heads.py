@@ -603,3 +603,69 @@ def test_reward_normalizer_state_goes_on_as_if_never_stopped() -> None:
     second.load_state_dict(state)
     for row, wanted in zip(rows[25:], expected[25:], strict=True):
         np.testing.assert_array_equal(second(*row), wanted)
+
+
+# -- divergences -----------------------------------------------------------------------------------
+
+
+def test_divergences_by_hand() -> None:
+    """Of a coin from 1/2 to 1/4: ln(4/3)/2; of a normal whose mean moves by one deviation: 1/2."""
+    coin = 0.5 * math.log(4 / 3)
+    pair = CategoricalHead((2,), ())
+    even, uneven = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    assert pair.kl(even, uneven).item() == pytest.approx(coin)
+    two = CategoricalHead((2, 2), (2,))
+    both = two.kl(torch.cat((even, even), -1), torch.cat((uneven, even), -1))
+    assert both.item() == pytest.approx(coin)
+    switch = BernoulliHead((2,))
+    logits = torch.tensor([[0.0, 0.0]]), torch.tensor([[math.log(1 / 3), 0.0]])
+    assert switch.kl(*logits).item() == pytest.approx(coin)
+    box = GaussianHead((1,), 0.0)
+    log2 = math.log(2)
+    moved = box.kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    wider = box.kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, log2]]))
+    assert moved.item() == pytest.approx(0.5)
+    assert wider.item() == pytest.approx(log2 + 1 / 8 - 1 / 2)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "multi_binary", "box"])
+def test_divergences_are_those_of_torch(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    head: Any = {
+        "discrete": CategoricalHead((4,), ()),
+        "multi_discrete": CategoricalHead((2, 3), (2,)),
+        "multi_binary": BernoulliHead((2, 2)),
+        "box": GaussianHead((2, 2), -0.3),
+    }[kind]
+    first, second = torch.randn(2, 50, head.param_size, generator=generator)
+
+    def theirs(params: Tensor) -> list[Any]:
+        if kind == "box":
+            return [D.Normal(params, head.log_std.exp())]
+        if kind == "multi_binary":
+            return [D.Bernoulli(logits=params)]
+        return [
+            D.Categorical(logits=part).expand([1, 50])
+            for part in torch.split(params, head.nvec, -1)
+        ]
+
+    with torch.no_grad():
+        before = head.distribution(first, None)
+        pairs = theirs(first)
+        if kind == "box":
+            head.log_std.add_(torch.tensor([0.2, -0.5, 0.0, 1.0]))
+        found = head.kl(before, head.distribution(second, None))
+        expected = sum(D.kl_divergence(p, q) for p, q in zip(pairs, theirs(second), strict=True))
+        assert isinstance(expected, Tensor)
+        expected = expected.sum(-1) if expected.ndim == 2 and len(expected) == 50 else expected[0]
+    torch.testing.assert_close(found, expected)
+    assert (head.kl(before, before) == 0).all()
+
+
+def test_a_divergence_of_masked_choices_is_that_of_the_legal_ones() -> None:
+    head, mask = CategoricalHead((3,), ()), torch.tensor([[True, False, True]])
+    first, second = torch.tensor([[1.0, 9.0, 0.0]]), torch.tensor([[0.0, -9.0, 2.0]])
+    found = head.kl(head.distribution(first, mask), head.distribution(second, mask))
+    plain = CategoricalHead((2,), ())
+    pair = [plain.distribution(params[:, [0, 2]], None) for params in (first, second)]
+    torch.testing.assert_close(found, plain.kl(*pair))

@@ -22,6 +22,7 @@ from rl_training.envs import VectorAdapter, make_env, make_vector_env
 from rl_training.envs.env_report import EnvReport
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.experiment.manager import ExperimentManager
+from rl_training.registry import ALGORITHMS
 from rl_training.runtime.workflows import load_policy, resume_training
 from state_compare import assert_same_run
 from test_resume import StopAt
@@ -337,10 +338,8 @@ def test_an_environment_that_never_ends_is_limited_by_the_advised_setting() -> N
 def test_algorithms_of_one_reason_are_listed_in_the_plural() -> None:
     text = " ".join(str(check_env(Walk, steps=20)).split())
     assert "not for sac, td3 (take bounded Box actions, not Discrete ones)" in text
-    refused = check_env("Blackjack-v1", steps=20).refused["drqn"]
-    assert refused == "drqn takes vector observations, not Tuple ones"
-    assert check_env(Rooms, steps=20).refused["drqn"] == "drqn does not support action masks"
-    assert check_env(TwoDials, steps=20).refused["ppg"].startswith("ppg takes Discrete actions")
+    refused = check_env(TwoDials, steps=20).refused["drqn"]
+    assert refused == "drqn takes Discrete actions, not MultiDiscrete ones"
 
 
 def test_a_slow_environment_is_named_on_standard_error(
@@ -595,7 +594,7 @@ def make_env_of(make: Callable[[], Any], make_config: MakeConfig) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "algo"),
-    [(Rooms, "ppo"), (Rooms, "dqn"), (Rooms, "recurrent_ppo"), (TwoDials, "ppo")],
+    [(Rooms, "ppo"), (Rooms, "dqn"), (Rooms, "drqn"), (TwoDials, "ppo")],
 )
 def test_training_takes_legal_actions_alone(
     make: Callable[[], Any], algo: str, make_config: MakeConfig
@@ -642,8 +641,11 @@ def test_a_state_of_its_own_is_restored_with_its_mask(make_config: MakeConfig) -
     assert restored["action_mask"].tolist() == [[1, 0, 1, 0], [1, 0, 1, 0]]
 
 
-def test_masks_are_refused_where_they_would_be_ignored(make_config: MakeConfig) -> None:
+def test_masks_are_refused_where_they_would_be_ignored(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_config(algo="drqn")
+    monkeypatch.setitem(ALGORITHMS, "drqn", ALGORITHMS["drqn"]._replace(masks=False))
     ignoring = r"set wrappers: \['rl_training.envs.wrappers:IgnoreActionMasks'\]"
     message = rf"Rooms: it has a method action_masks\(\), and drqn does not .*ppo.* do.*{ignoring}"
     with pytest.raises(ConfigError, match=message):
@@ -717,7 +719,7 @@ def test_check_env_follows_the_mask() -> None:
         report = check_env(make)
         assert report.ok
         assert severities(report)["action masks"] == "note"
-        assert "drqn" not in report.algorithms
+        assert ("drqn" in report.algorithms) == (make is Rooms)
     assert severities(check_env(Switches)) == {"action masks": "error"}
 
 

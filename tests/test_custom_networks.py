@@ -351,7 +351,6 @@ def test_it_may_see_images(tmp_path: Path) -> None:
         ("ppg", {"network": ActorCritic}, "network' must be unset: ppg takes an 'encoder'"),
         ("ppg", {"critic_hidden_sizes": [8]}, "unset: ppg has value_sizes"),
         ("recurrent_ppo", {"network": ActorCritic}, "unset: recurrent_ppo takes an 'encoder'"),
-        ("drqn", {"encoder": Encoder}, "encoder' must be unset"),
         ("td3", {"critic_hidden_sizes": [8, 0]}, "widths of at least 1"),
     ],
 )

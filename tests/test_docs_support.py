@@ -56,4 +56,4 @@ def test_a_row_holds_what_the_registry_declares(name: str) -> None:
 
 def test_a_known_row_reads_as_expected() -> None:
     (drqn,) = (row for row in rows() if row[0] == "[DRQN](drqn.md)")
-    assert drqn[1:] == ["Discrete", "vector", "yes", "no", "`eager`", "yes"]
+    assert drqn[1:] == ["Discrete", "vector, image, Dict", "yes", "yes", "`eager`", "yes"]

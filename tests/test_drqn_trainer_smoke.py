@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -119,24 +118,6 @@ def test_an_approximate_resume_begins_new_episodes_in_the_replay(
         trainer = ExperimentManager.resume(result.run_dir)
     assert not trainer.replay.episode_continues(newest).any()
     trainer.close()
-
-
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        (gym.spaces.Box(0, 255, (40, 40, 3), np.uint8), "vector observations, not image"),
-        (gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,))}), "vector observations, not Dict"),
-    ],
-)
-def test_other_observations_are_refused(
-    space: gym.Space[Any], message: str, make_config: MakeConfig
-) -> None:
-    class Env(gym.Env[Any, Any]):
-        observation_space = space
-        action_space = gym.spaces.Discrete(2)
-
-    with pytest.raises(ConfigError, match=message):
-        ExperimentManager.setup(make_config(algo="drqn"), env_fn=Env)
 
 
 def test_continuous_actions_are_refused(make_config: MakeConfig) -> None:

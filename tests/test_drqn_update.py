@@ -12,7 +12,7 @@ from conftest import MakeConfig
 from rl_training.algorithms.drqn import DRQN, DRQNConfig, drqn_loss, sequence_targets
 from rl_training.errors import ConfigError
 from rl_training.models.recurrent import LSTMQNetwork
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec
+from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec
 
 VECTOR = ObsSpec({"": ArraySpec((2,), "float32")})
 DISCRETE = ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,))
@@ -68,6 +68,53 @@ def test_a_step_has_the_same_weight_whatever_is_drawn_with_it() -> None:
         assert q_values.grad is not None
         weights.append(float(q_values.grad[0, 0]))
     assert weights == [-1 / 8] * 3
+
+
+def test_illegal_actions_in_padding_are_not_learnt_from() -> None:
+    """Padding shows the final observation, whose mask may forbid the action before it."""
+    least = torch.finfo(torch.float32).min
+    q_values = torch.tensor([[1.0], [2.0], [least]], requires_grad=True)
+    found = drqn_loss(
+        {
+            "q_values": q_values,
+            "targets": column(3.0, 1.0, -least),
+            "mask": column(1.0, 1.0, 0.0),
+        }
+    )
+    assert float(found["loss"].detach()) == pytest.approx(0.5 * (4 + 1) / 3)
+    assert (float(found["q_mean"]), float(found["td_error"])) == (1.5, 1.5)
+    found["loss"].backward()  # type: ignore[no-untyped-call]
+    assert q_values.grad is not None
+    assert q_values.grad[:, 0].tolist() == pytest.approx([-2 / 3, 1 / 3, 0.0])
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_best_action_of_a_target_is_a_legal_one(double: bool) -> None:
+    masked = ObsSpec({"seen": VECTOR.leaves[""], ACTION_MASK: ArraySpec((3,), "bool")})
+    shared: dict[str, Any] = {"hidden_sizes": (8,), "activation": "tanh", "lstm_size": 8}
+    torch.manual_seed(0)
+    plain, agent = (
+        DRQN(LSTMQNetwork(spec, DISCRETE, **shared), DRQNConfig(double=double))
+        for spec in (VECTOR, masked)
+    )
+    agent.load_weights(plain.module.state_dict())
+    data = batch()
+    model: Any = plain.model
+    with torch.no_grad():
+        values = model.q_values_sequence(data["obs"], data["state"])
+    legal = values < values.amax(-1, keepdim=True)  # all but the best
+    legal[-1, 0] = False  # no action follows a final observation
+    legal.scatter_(-1, data["actions"].new_zeros(5, 3, 1), True)
+    data["actions"] = torch.where(legal[:-1, :, 2], 2, 0)
+    legal[-1, 0] = False
+    found = agent.loss({**data, "obs": {"seen": data["obs"], ACTION_MASK: legal}})
+    best = torch.where(legal, values, -torch.inf).amax(-1)
+    best[-1, 0] = values[-1, 0].amax()  # where nothing is legal the mask is ignored
+    targets = data["rewards"] + data["discounts"] * best[1:]
+    chosen = values[:-1].gather(-1, data["actions"].unsqueeze(-1)).squeeze(-1)
+    expected = 0.5 * (targets - chosen).square().mean()
+    torch.testing.assert_close(found["loss"].detach(), expected)
+    assert not torch.allclose(found["loss"], plain.loss(data)["loss"])
 
 
 @pytest.mark.parametrize(
@@ -158,8 +205,6 @@ def test_an_update_moves_the_network_and_not_its_target() -> None:
         ({"sequence_length": 0}, "sequence_length' must be at least 1"),
         ({"burn_in": 16}, "burn_in' must be 0 to sequence_length - 1 = 15"),
         ({"burn_in": -1}, "burn_in' must be 0 to"),
-        ({"hidden_sizes": []}, "hidden_sizes' must be one width or more"),
-        ({"encoder": "a:B"}, "encoder' must be unset"),
         ({"replay_device": "accelerator"}, "replay_device' must be cpu"),
         ({"buffer_size": 63}, r"buffer_size' must be at least .* = 2 \* 2 \* 16"),
         ({"n_step": 17}, "n_step' must be at most sequence_length = 16"),

@@ -49,15 +49,14 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
             (VECTOR, MULTI_BINARY),
             (DICT, DISCRETE),
         ]
-        for algo in ("ppo", "recurrent_ppo", "a2c", "impala", "appo", "ippo")
+        for algo in ("ppo", "recurrent_ppo", "a2c", "ppg", "impala", "appo", "ippo")
     },
     "mappo": [(TEAM, DISCRETE)],
     "idqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "vdn": [(JOINT, DISCRETE)],
     "qmix": [(JOINT, DISCRETE)],
-    "ppg": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
-    "drqn": [(VECTOR, DISCRETE)],
+    "drqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     "td3": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     **{

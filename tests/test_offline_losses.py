@@ -55,7 +55,7 @@ from rl_training.models.mlp_continuous import (
     MLPValue,
 )
 from rl_training.models.mlp_q_network import MLPQNetwork
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress
+from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec, Progress
 
 THREE = ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,))
 SHAPE: dict[str, Any] = {"hidden_sizes": (16, 16), "activation": "relu"}
@@ -303,6 +303,56 @@ def test_cloning_of_discrete_actions() -> None:
     assert number(metrics["loss"]) == pytest.approx(float(expected))
     matches = (logits.argmax(1) == batch["actions"]).float().mean()
     assert number(metrics["action_match"]) == float(matches)
+
+
+def masked_batch() -> tuple[ObsSpec, dict[str, Any]]:
+    """Of three actions the recorded one and the next are legal; after it, the last two."""
+    spec = ObsSpec({"seen": OBS.leaves[""], ACTION_MASK: ArraySpec((3,), "bool")})
+    batch = plain_batch(discrete=True)
+    legal = torch.zeros(BATCH, 3, dtype=torch.bool)
+    rows = torch.arange(BATCH)
+    legal[rows, batch["actions"]] = legal[rows, (batch["actions"] + 1) % 3] = True
+    after = torch.tensor([False, True, True]).expand(BATCH, 3)
+    obs = {"seen": batch["obs"], ACTION_MASK: legal}
+    return spec, {**batch, "obs": obs, "next_obs": {"seen": batch["next_obs"], ACTION_MASK: after}}
+
+
+def test_only_legal_actions_have_a_probability_in_cloning() -> None:
+    spec, batch = masked_batch()
+    torch.manual_seed(0)
+    actor = MLPActor(spec, CategoricalHead(THREE.nvec, ()), **SHAPE)
+    legal, actions = batch["obs"][ACTION_MASK], batch["actions"]
+    with torch.no_grad():
+        powers = actor.net(batch["obs"]["seen"]).exp() * legal
+    expected = -(powers[torch.arange(BATCH), actions] / powers.sum(1)).log().mean()
+    metrics = BC(BCModel(actor), BCConfig(**QUICK)).loss(batch)
+    assert number(metrics["loss"]) == pytest.approx(float(expected))
+    matches = (powers.argmax(1) == actions).float().mean()
+    assert number(metrics["action_match"]) == float(matches)
+    both = ActorCritics(actor, MLPCritics(spec, 1, num_critics=2, num_actions=3, **SHAPE))
+    iql = IQL(IQLModel(both, MLPValue(spec, **SHAPE)), IQLConfig(**QUICK))
+    iql.weights = lambda batch: torch.ones(BATCH)  # type: ignore[method-assign]
+    assert number(iql.actor_loss(batch)["loss"]) == pytest.approx(float(expected))
+
+
+def test_cqls_maximum_and_logsumexp_are_over_legal_actions() -> None:
+    spec, batch = masked_batch()
+    torch.manual_seed(0)
+    cql = DiscreteCQL(MLPQNetwork(spec, THREE, **SHAPE), CQLConfig(**QUICK))
+    net: Any = cql.model.advantage
+    target: Any = cql.target.module
+    move(target)
+    with torch.no_grad():
+        values, following = net(batch["obs"]["seen"]), net(batch["next_obs"]["seen"])
+        of_target = target.advantage(batch["next_obs"]["seen"])
+    best = torch.where(following[:, 1] >= following[:, 2], of_target[:, 1], of_target[:, 2])
+    error = batch["rewards"] + batch["discounts"] * best
+    chosen = values.gather(1, batch["actions"][:, None])[:, 0]
+    td = nn.functional.smooth_l1_loss(chosen, error)
+    gap = ((values.exp() * batch["obs"][ACTION_MASK]).sum(1).log() - chosen).mean()
+    found = cql.loss(batch)
+    assert number(found["td_loss"]) == pytest.approx(float(td), rel=1e-5)
+    assert number(found["conservative_loss"]) == pytest.approx(float(gap), rel=1e-5)
 
 
 @pytest.mark.parametrize("discrete", [False, True])

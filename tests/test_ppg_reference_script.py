@@ -182,12 +182,12 @@ def random_rows(twins: Twins, rows: int = 64) -> dict[str, Tensor]:
         "old_logprobs": -0.7 + 0.1 * normal(rows),
         "advantages": 3 + 2 * normal(rows),
         "returns": 1 + 2 * normal(rows),
-        "teacher_log_probs": torch.log_softmax(normal(rows, 2), -1),
+        "teacher": torch.log_softmax(normal(rows, 2), -1),
     }
 
 
 def as_script_rows(minibatch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    other = {"old_logprobs": "logprobs", "teacher_log_probs": "teacher_logits"}
+    other = {"old_logprobs": "logprobs", "teacher": "teacher_logits"}
     return {other.get(name, name): tensor for name, tensor in minibatch.items()}
 
 
@@ -224,7 +224,7 @@ def what_they_say(
     params, mask = twins.model.policy(obs)
     assert mask is None
     return {
-        "log_probs": (joint.log_probs, policy.logits),
+        "log_probs": (joint.policy, policy.logits),
         "aux_value": (joint.aux_value, twins.agent.aux_value(obs)),
         "joint value": (joint.value, ours[2]),
         "value": (twins.model.value(obs), ours[2]),

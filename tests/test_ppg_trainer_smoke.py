@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,7 @@ from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import torch_stream
 from state_compare import assert_same_run, metric_rows
+from test_resume import StopAt
 
 
 def test_it_is_part_of_the_core_surface() -> None:
@@ -115,18 +115,29 @@ def test_a_run_can_start_from_its_weights(make_config: MakeConfig) -> None:
     assert second.metrics["global_step"] >= 512
 
 
-def test_images_are_refused(make_config: MakeConfig) -> None:
-    class Env(gym.Env[Any, Any]):
-        observation_space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
-        action_space = gym.spaces.Discrete(2)
-
-    with pytest.raises(ConfigError, match=r"observations, not image ones; use ppo"):
-        ExperimentManager.setup(make_config(algo="ppg"), env_fn=Env)
-
-
-def test_continuous_actions_are_refused(make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"ppg takes Discrete actions.*ppo"):
-        ExperimentManager.setup(make_config(algo="ppg", env_id="Pendulum-v1"))
+def test_images_are_below_the_trunk_and_box_actions_resume_exactly(
+    make_config: MakeConfig,
+) -> None:
+    """Interrupted within a cycle; the encoder of images is the trunk unless layers are set."""
+    config = make_config(
+        algo="ppg",
+        env_id="probe/Camera-v0",
+        env_kwargs={"continuous": True},
+        num_steps=32,
+        total_timesteps=256,
+        feature_size=8,
+        eval_interval=128,
+    )
+    whole = train_ppg(config)
+    part = train_ppg(config, callbacks=[StopAt(128)])
+    assert part.interrupted
+    resume_training(part.run_dir)
+    assert_same_run(whole.run_dir, part.run_dir)
+    policy: Any = PPG.load(whole.run_dir)
+    model = policy.policy.module
+    sizes = [layer.in_features for layer in (model.actor.layers[0], model.aux_critic.layers[0])]
+    assert sizes == [8, 8]
+    assert policy.act(np.zeros((36, 36, 1), np.uint8)).shape == (1,)
 
 
 @pytest.mark.parametrize("knob", ["lstm_size", "sequence_length", "shared_lstm"])

@@ -16,6 +16,8 @@ from rl_training.algorithms.ppg import PPG, PPGConfig, ppg_auxiliary_loss, ppg_l
 from rl_training.algorithms.ppo import ppo_loss
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError
+from rl_training.models.action_heads import CategoricalHead
+from rl_training.models.encoders import EncoderConfig
 from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, VectorStep
 from state_compare import differences
@@ -35,8 +37,10 @@ def log(*probabilities: float) -> list[float]:
 def by_hand() -> dict[str, Tensor]:
     """KL of row 1: 0.5 ln(0.5/0.25) + 0.5 ln(0.5/0.75) = 0.5 ln(4/3); of row 2: nothing."""
     return {
-        "teacher_log_probs": torch.tensor([log(0.5, 0.5), log(0.9, 0.1)]),
-        "log_probs": torch.tensor([log(0.25, 0.75), log(0.9, 0.1)]),
+        "kl": CategoricalHead((2,), ()).kl(
+            torch.tensor([log(0.5, 0.5), log(0.9, 0.1)]),
+            torch.tensor([log(0.25, 0.75), log(0.9, 0.1)]),
+        ),
         "aux_values": torch.tensor([1.0, 2.0]),
         "new_values": torch.tensor([0.0, 6.0]),
         "returns": torch.tensor([3.0, 5.0]),
@@ -61,30 +65,23 @@ def test_auxiliary_loss_weighs_rows_by_their_mask() -> None:
     assert losses["clone_kl"].item() == pytest.approx(0.5 * math.log(4 / 3))
 
 
-def test_the_kl_is_that_of_torch_from_teacher_to_student() -> None:
-    teacher, student = torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(0))
-    minibatch = {
-        "teacher_log_probs": teacher.log_softmax(-1),
-        "log_probs": student.log_softmax(-1),
-        "aux_values": torch.zeros(50),
-        "new_values": torch.zeros(50),
-        "returns": torch.zeros(50),
-    }
-    expected = torch.distributions.kl_divergence(
-        torch.distributions.Categorical(logits=teacher),
-        torch.distributions.Categorical(logits=student),
-    ).mean()
-    found = ppg_auxiliary_loss(minibatch, beta_clone=1.0)["loss"]
-    torch.testing.assert_close(found, expected)
-
-
-def make_model(obs: ObsSpec = OBS, **kwargs: Any) -> MLPPPGModel:
+def make_model(
+    obs: ObsSpec = OBS,
+    action: ActionSpec = ACTION,
+    hidden_sizes: tuple[int, ...] = (32, 32),
+    **kwargs: Any,
+) -> MLPPPGModel:
     torch.manual_seed(0)
-    return MLPPPGModel(obs, ACTION, hidden_sizes=(32, 32), value_sizes=(16,), **kwargs)
+    return MLPPPGModel(obs, action, hidden_sizes=hidden_sizes, value_sizes=(16,), **kwargs)
 
 
 def make_rollout(
-    seed: int, *, obs: ObsSpec = OBS, masked: bool = False, device: str = "cpu"
+    seed: int,
+    *,
+    obs: ObsSpec = OBS,
+    action_spec: ActionSpec = ACTION,
+    masked: bool = False,
+    device: str = "cpu",
 ) -> RolloutBuffer:
     """Random steps whose reward follows the first two numbers of what is seen."""
     rng = np.random.default_rng(seed)
@@ -93,15 +90,17 @@ def make_rollout(
         STEPS,
         ENVS,
         obs.shape(),
-        (),
+        action_spec.shape,
         obs_dtype=dtypes if obs.is_dict else dtypes[""],
-        action_dtype=torch.int64,
+        action_dtype=getattr(torch, action_spec.policy_dtype),
         masked=masked,
         device=device,
     )
 
     def draw() -> Any:
         seen = rng.normal(size=(ENVS, 4)).astype(np.float32)
+        if obs.has_images:
+            return {"seen": seen, "camera": rng.integers(0, 256, (ENVS, 1, 36, 36), np.uint8)}
         if not obs.is_dict:
             return seen
         return {"seen": seen, "action_mask": np.tile([True, False, True], (ENVS, 1))}
@@ -119,7 +118,9 @@ def make_rollout(
             valid=np.full(ENVS, not masked or t % 4 != 0),
             episodes=(),
         )
-        action = 2 * rng.integers(2, size=ENVS) if obs.is_dict else rng.integers(3, size=ENVS)
+        action = 2 * rng.integers(2, size=ENVS) if obs.has_mask else rng.integers(3, size=ENVS)
+        if action_spec.shape:
+            action = np.tile(action[:, None], (1, *action_spec.shape)) % 2
         buffer.add(now, action, {}, step)
         now = following
     return buffer
@@ -203,7 +204,7 @@ def auxiliary_phase(beta_clone: float) -> dict[str, float]:
         with torch.no_grad():
             now = model.joint(obs)
         errors = [float((v - returns).square().mean()) for v in (now.aux_value, now.value)]
-        return now.log_probs, errors[0], errors[1]
+        return now.policy, errors[0], errors[1]
 
     before, aux_before, value_before = look()
     ppg.auxiliary_update()
@@ -308,24 +309,73 @@ def test_illegal_actions_stay_illegal_and_the_kl_finite() -> None:
     assert metrics["auxiliary/clone_kl"] < 0.1
     model: Any = ppg.model
     obs = {"seen": torch.randn(5, 4), "action_mask": torch.tensor([[True, False, True]] * 5)}
-    probabilities = model.joint(obs).log_probs.exp()
+    probabilities = model.joint(obs).policy.exp()
     assert (probabilities[:, 1] == 0).all()
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(5))
 
 
+BOX = ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
+ACTIONS = {
+    "discrete": ACTION,
+    "box": BOX,
+    "multi_discrete": ActionSpec("multi_discrete", (2,), "int64", nvec=(2, 3), start=(0, 0)),
+    "multi_binary": ActionSpec("multi_binary", (3,), "int8"),
+}
+IMAGES = ObsSpec({"seen": OBS.leaves[""], "camera": ArraySpec((1, 36, 36), "uint8")})
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_a_cycle_for_every_kind_of_actions(kind: str) -> None:
+    """Cloning keeps the policy that values alone would change, a Gaussian's deviation too."""
+    found = []
+    for beta in (0.0, 10.0):
+        model = make_model(action=ACTIONS[kind], log_std_init=-0.5)
+        with torch.no_grad():  # the first policy is nearly uniform
+            model.actor.layers[-1].weight.mul_(100)  # type: ignore[operator]
+        ppg = make_ppg(model, policy_phases=2, aux_epochs=9, beta_clone=beta)
+        ppg.learn(make_rollout(0, action_spec=ACTIONS[kind]), HALFWAY)
+        found.append(learnt_metrics(ppg, make_rollout(1, action_spec=ACTIONS[kind])))
+    assert 0 <= found[1]["auxiliary/clone_kl"] < 0.3 * found[0]["auxiliary/clone_kl"]
+    assert found[1]["auxiliary/aux_value_loss"] > 0
+
+
+@pytest.mark.parametrize("hidden_sizes", [(), (32,)], ids=["encoder alone", "trunk"])
+def test_images_have_a_shared_encoder_that_values_do_not_move(
+    hidden_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = EncoderConfig(feature_size=16, orthogonal=True)
+    model = make_model(IMAGES, hidden_sizes=hidden_sizes, encoder=encoder)
+    rollout = make_rollout(0, obs=IMAGES)
+    obs = rollout.flat()["obs"]
+    joint, shared = model.joint(obs), list(model.encoder.parameters())
+    for value in (model.value(obs), joint.value):
+        grads = torch.autograd.grad(value.sum(), shared, retain_graph=True, allow_unused=True)
+        assert not any(g is not None and g.any() for g in grads)
+    assert all(g.any() for g in torch.autograd.grad(joint.aux_value.sum(), shared))
+    monkeypatch.setattr("rl_training.algorithms.ppg._IMAGES_AT_ONCE", 10)
+    ppg = make_ppg(model, policy_phases=1, aux_epochs=1)
+    before = parameters(model, "encoder")
+    assert math.isfinite(learnt_metrics(ppg, rollout)["auxiliary/clone_kl"])
+    assert ppg.auxiliary_phases == 1
+    assert not torch.equal(parameters(model, "encoder"), before)
+
+
 @pytest.mark.parametrize(("mode", "device"), MODES)
-def test_modes_agree_over_a_cycle(mode: Acceleration, device: str) -> None:
+@pytest.mark.parametrize(
+    "action", [ACTION, pytest.param(BOX, marks=pytest.mark.full)], ids=["discrete", "box"]
+)
+def test_modes_agree_over_a_cycle(mode: Acceleration, device: str, action: ActionSpec) -> None:
     def learnt(mode: Acceleration, device: str) -> Tensor:
         knobs = {"learning_rate": 1e-3, "policy_phases": 2, "aux_epochs": 2, "update_epochs": 2}
-        model = make_model().to(device)
+        model = make_model(action=action).to(device)
         ppg = make_ppg(model, acceleration=mode, **knobs)
         for i in range(2):
-            ppg.learn(make_rollout(i, device=device), HALFWAY)
+            ppg.learn(make_rollout(i, action_spec=action, device=device), HALFWAY)
         assert ppg.auxiliary_phases == 1
         return parameters(model).cpu()
 
     expected = learnt("eager", "cpu")
-    assert (expected - parameters(make_model())).abs().max() > 1e-3
+    assert (expected - parameters(make_model(action=action))).abs().max() > 1e-3
     torch.testing.assert_close(learnt(mode, device), expected, rtol=0, atol=1e-4)
 
 

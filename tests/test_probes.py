@@ -20,7 +20,6 @@ from rl_training.runtime.trainer import Trainer
 
 DISCRETE = [algo for algo in ONLINE if takes_discrete(algo)]
 BOX_ACTIONS = [algo for algo in ONLINE if "bounded Box" in ALGORITHMS[algo].actions]
-SEES_MASKS = [algo for algo in DISCRETE if algo != "drqn"]
 NORMALIZES_OBSERVATIONS = ["ppo", "a2c", "ppg", "recurrent_ppo"]
 ACTOR_CRITIC = {
     "learning_starts": 256,
@@ -127,7 +126,7 @@ def test_policy_that_depends_on_the_observation(algo: str, make_config: MakeConf
     assert trainer.metrics["eval/return_min"] == 1.0
 
 
-@pytest.mark.parametrize("algo", SEES_MASKS)
+@pytest.mark.parametrize("algo", DISCRETE)
 def test_masked_actions_are_honoured_and_learnt(algo: str, make_config: MakeConfig) -> None:
     # The environment raises on an illegal action, so collecting and evaluating are both checked.
     trainer = train(make_config, algo, "MaskedActions")

@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training.models.encoders import EncoderConfig
 from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
 from rl_training.models.recurrent.lstm import LSTM
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Remembered, Rows
+from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec, Remembered, Rows
 
 VECTOR = ObsSpec({"": ArraySpec((3,), "float32")})
 IMAGE = ObsSpec({"": ArraySpec((1, 36, 36), "uint8")})
@@ -185,9 +185,54 @@ def test_the_cell_is_the_formula() -> None:
     torch.testing.assert_close(after, torch.cat((outputs[0], cell), 1), atol=1e-12, rtol=0)
 
 
-def q_network(obs_spec: ObsSpec = VECTOR) -> LSTMQNetwork:
+def q_network(
+    obs_spec: ObsSpec = VECTOR, hidden_sizes: tuple[int, ...] = (8,), **kwargs: Any
+) -> LSTMQNetwork:
     torch.manual_seed(2)
-    return LSTMQNetwork(obs_spec, DISCRETE, hidden_sizes=(8,), activation="relu", lstm_size=8)
+    kwargs["encoder"] = EncoderConfig(feature_size=16)
+    return LSTMQNetwork(
+        obs_spec, DISCRETE, hidden_sizes=hidden_sizes, activation="relu", lstm_size=8, **kwargs
+    )
+
+
+@pytest.mark.parametrize("hidden_sizes", [(), (8,)], ids=["no trunk", "trunk"])
+@pytest.mark.parametrize("obs_spec", [VECTOR, IMAGE, MIXED], ids=["vector", "image", "mixed"])
+def test_q_values_of_any_observation_along_a_sequence(
+    obs_spec: ObsSpec, hidden_sizes: tuple[int, ...]
+) -> None:
+    model = q_network(obs_spec, hidden_sizes)
+    assert (model.numpy_actor() is None) != (obs_spec is VECTOR and hidden_sizes != ())
+    obs, state = observations(obs_spec, LENGTH, ROWS), model.initial_state(ROWS)
+    with torch.no_grad():
+        whole = model.q_values_sequence(obs, state)
+        assert whole.std(0).min() > 0
+        for t in range(LENGTH):
+            values, mask, state = model.policy_step(at(obs, t), state)
+            assert mask is None
+            torch.testing.assert_close(whole[t], values, atol=1e-6, rtol=1e-5)
+
+
+def test_values_of_illegal_actions_are_the_least_float() -> None:
+    spec = ObsSpec({"seen": VECTOR.leaves[""], ACTION_MASK: ArraySpec((4,), "bool")})
+    model = q_network(spec, normalize_obs=True)
+    seen, state = torch.randn(LENGTH, ROWS, 3), model.initial_state(ROWS)
+    legal = torch.rand(LENGTH, ROWS, 4) < 0.6
+    legal[1, :, 2] = True
+    legal[0, 0] = False
+    obs = {"seen": seen, ACTION_MASK: legal}
+    with torch.no_grad():
+        values = model.q_values_sequence(obs, state)
+        actions, _, _ = model.act(at(obs, 1), state)
+        drawn, _, _ = model.act(at(obs, 1), state, torch.where(legal[1], 0.0, 1e3))
+        raw, mask, _ = model.policy_step(at(obs, 0), state)
+    assert mask is not None
+    assert torch.equal(values[0, 0], raw[0])  # where nothing is legal the mask is ignored
+    rest = legal.clone()
+    rest[0, 0] = True
+    rest |= ~rest.any(-1, keepdim=True)
+    assert ((values == torch.finfo(torch.float32).min) == ~rest).all()
+    for chosen in (actions, drawn):
+        assert legal[1].gather(-1, chosen.unsqueeze(-1)).all()
 
 
 def test_q_values_along_a_sequence_equal_those_step_by_step() -> None:

@@ -15,6 +15,8 @@ from rl_training.checkpointing import to_storable
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.types import VectorStep
+from test_frame_replay import OBS as STACKED
+from test_frame_replay import PUSH, STACK, Games
 from test_replay_buffer import ACTION, GAMMA, OBS
 
 STATE = 2
@@ -101,6 +103,28 @@ def make(capacity: int, num_envs: int, length: int, burn_in: int = 0) -> Recurre
         burn_in=burn_in,
         gamma=GAMMA,
     )
+
+
+def test_stacked_images_are_stored_once_and_sampled_whole() -> None:
+    """Sequences are those of a replay that stores every stack whole."""
+    buffers = [
+        RecurrentReplayBuffer(
+            40, 2, STACKED, PUSH, sequence_length=5, state_size=1, burn_in=1, frame_stack=stack
+        )
+        for stack in (1, STACK)
+    ]
+    games = Games(2, seed=3, padding="repeated")
+    for t in range(61):
+        obs, action, step = games.step()
+        state = np.full((2, 1), t + 1.0, np.float32)
+        for buffer in buffers:
+            buffer.add(obs, action, {"state": state}, step)
+        if t not in (7, 25, 60):
+            continue
+        whole, once = (one.sample(16, torch.Generator().manual_seed(t)) for one in buffers)
+        for name in whole.keys() - {"cells"}:
+            torch.testing.assert_close(once[name], whole[name], rtol=0, atol=0)
+    assert buffers[1].nbytes < 0.5 * buffers[0].nbytes
 
 
 def check_column(

@@ -41,9 +41,6 @@ class DRQNConfig(QLearningConfig):
         "batch_size": OldName("batch_sequences"),
     }
     """Settings that have a new name."""
-    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("encoder", "encoder_kwargs", "feature_size"), "drqn takes vectors without an encoder"
-    )
     sequence_length: int = 16
     """Most steps of a sequence, over which gradients flow back; sequences end with episodes."""
     burn_in: int = 4
@@ -51,7 +48,7 @@ class DRQNConfig(QLearningConfig):
     lstm_size: int = 64
     """Cells of the LSTM."""
     hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the layers before the LSTM; unset: 64."""
+    """Widths of the layers before the LSTM; unset: 64, none after images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +60,6 @@ class DRQNConfig(QLearningConfig):
         )
         few = 1 <= self.n_step <= self.sequence_length
         self._require(few, "n_step", f"at most sequence_length = {self.sequence_length}")
-        self._require(self.hidden_sizes != (), "hidden_sizes", "one width or more")
         on_host = self.replay_device == "cpu"
         self._require(on_host, "replay_device", "cpu: sequences are put together on the host")
 
@@ -93,7 +89,8 @@ def drqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     what is hidden, and only squares pull towards their mean instead of their median.
     """
     q_values, mask = batch["q_values"], batch["mask"]
-    td_errors = batch["targets"] - q_values
+    # In padding the observation's mask may forbid the action: its value is the least float there.
+    td_errors = torch.where(mask > 0, batch["targets"] - q_values, 0.0)
     return {
         "loss": 0.5 * (td_errors.square() * mask).mean(),
         "q_mean": masked_mean(q_values.detach(), mask),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,8 +21,12 @@ from rl_training.algorithms.metrics import MetricSums
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.communicator import per_shard_state, shards_of, state_of_each
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
+from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.search_space import Choice, Range, SearchSpace
 from rl_training.types import Progress, RunSettings, StopRequest, envs_of_shard, never, until
+
+_IMAGES_AT_ONCE = 1024
+"""Rows whose policy before an auxiliary phase is computed at once, where they contain images."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,8 @@ class PPGConfig(PPOConfig):
     beta_clone: float = 1.0
     """Weight of the KL term that keeps the policy close to that before the auxiliary phase."""
     hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the trunk's layers, which policy and values share; unset: 64 64."""
+    """Widths of the trunk's layers, which policy and values share; unset: 64 64, none after
+    images."""
     value_sizes: tuple[int, ...] = (64,)
     """Widths of the value function's own layers on the trunk."""
 
@@ -88,17 +94,18 @@ def ppg_auxiliary_loss(minibatch: Mapping[str, Any], *, beta_clone: float) -> di
 
         aux_value_loss = mean( (aux_values - R)^2 ) / 2
         value_loss     = mean( (new_values - R)^2 ) / 2
-        clone_kl       = mean( sum_a q(a) (log q(a) - log p(a)) )
+        clone_kl       = mean( KL(q, p) ),  KL(q, p) = sum_a q(a) (log q(a) - log p(a))
         loss           = aux_value_loss + value_loss + beta_clone clone_kl
+
+    ``kl`` is KL(q, p) of each row, which the heads' ``kl`` computes.
 
     Rows are weighted by ``mask`` where there is one.
     """
     mask = minibatch.get("mask")
     returns = minibatch["returns"]
-    teacher = minibatch["teacher_log_probs"]
     aux_value_loss = 0.5 * masked_mean((minibatch["aux_values"] - returns).square(), mask)
     value_loss = 0.5 * masked_mean((minibatch["new_values"] - returns).square(), mask)
-    clone_kl = masked_mean((teacher.exp() * (teacher - minibatch["log_probs"])).sum(-1), mask)
+    clone_kl = masked_mean(minibatch["kl"], mask)
     return {
         "loss": aux_value_loss + value_loss + beta_clone * clone_kl,
         "aux_value_loss": aux_value_loss,
@@ -126,7 +133,7 @@ class PPG(PPO):
         **shards: Any,
     ) -> None:
         super().__init__(model, config, acceleration=acceleration, **shards)
-        self._joint = model.joint
+        self._network: MLPPPGModel = model
         self.auxiliary_step = GradientStep(
             self.module,
             self.auxiliary_loss,
@@ -201,17 +208,23 @@ class PPG(PPO):
         batch: dict[str, Any] = {
             key: tree_stack(torch.cat, [rollout[key] for rollout in kept]) for key in kept[0]
         }
-        return {**batch, "teacher_log_probs": self._joint(batch["obs"]).log_probs}
+        rows = len(batch["returns"])
+        most = _IMAGES_AT_ONCE if self._network.sees_images else rows
+        policies = [
+            self._network.joint(tree_map(operator.itemgetter(slice(i, i + most)), batch["obs"]))
+            for i in range(0, rows, most)
+        ]
+        return {**batch, "teacher": torch.cat([one.policy for one in policies])}
 
     def _auxiliary_update(self, *minibatches: Mapping[str, Any]) -> None:
         self.auxiliary_metrics.add(self.auxiliary_step(*minibatches))
 
     def auxiliary_loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ppg_auxiliary_loss` of the current model on stored data."""
-        now = self._joint(minibatch["obs"])
+        now = self._network.joint(minibatch["obs"])
         full = {
             **minibatch,
-            "log_probs": now.log_probs,
+            "kl": self._network.head.kl(minibatch["teacher"], now.policy),
             "new_values": now.value,
             "aux_values": now.aux_value,
         }

@@ -87,6 +87,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         state_size: int,
         burn_in: int = 0,
         gamma: float = 0.99,
+        frame_stack: int = 1,
     ) -> None:
         if sequence_length < 1 or not 0 <= burn_in < sequence_length:
             raise ConfigError(
@@ -98,7 +99,9 @@ class RecurrentReplayBuffer(ReplayBuffer):
                 f"a replay of {capacity} transitions is too small for two sequences of"
                 f" {sequence_length} steps from each of {num_envs} environments: raise buffer_size"
             )
-        super().__init__(capacity, num_envs, obs_spec, action_spec, gamma=gamma)
+        super().__init__(
+            capacity, num_envs, obs_spec, action_spec, gamma=gamma, frame_stack=frame_stack
+        )
         self.sequence_length = sequence_length
         self.state_size = state_size
         self.burn_in = burn_in
@@ -120,10 +123,15 @@ class RecurrentReplayBuffer(ReplayBuffer):
 
     @staticmethod
     def bytes_per_step(
-        obs_spec: ObsSpec, action_spec: ActionSpec, *, sequence_length: int, state_size: int
+        obs_spec: ObsSpec,
+        action_spec: ActionSpec,
+        *,
+        sequence_length: int,
+        state_size: int,
+        frame_stack: int = 1,
     ) -> int:
         """Return the bytes per transition: the base's, its index, its share of a stored state."""
-        plain = ReplayBuffer.bytes_per_transition(obs_spec, action_spec)
+        plain = ReplayBuffer.bytes_per_transition(obs_spec, action_spec, frame_stack=frame_stack)
         return plain + 4 + -(-(4 * state_size + _PER_STATE + _PER_START) // sequence_length)
 
     def arrays(self) -> Iterator[Array]:

@@ -110,9 +110,17 @@ class CategoricalHead(nn.Module):
         """Log-probabilities of actions, one per row."""
         return self.logprob_entropy(params, actions, mask)[0]
 
-    def log_probs(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Log-probabilities of all choices of a single component."""
-        return torch.log_softmax(_legal(params, mask), -1)
+    def distribution(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """Return log-probabilities of all choices, component by component."""
+        logits = _legal(params, mask)
+        if not self.shape:
+            return torch.log_softmax(logits, -1)
+        parts = torch.split(logits, self.nvec, -1)
+        return torch.cat([torch.log_softmax(part, -1) for part in parts], -1)
+
+    def kl(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return sum_a p(a) (log p(a) - log q(a)) of each row, for p ``before`` and q ``after``."""
+        return (before.exp() * (before - after)).sum(-1)
 
     def numpy_choice(self) -> NumpyChoice | None:
         if self.shape:
@@ -181,6 +189,21 @@ class GaussianHead(_NormalNoise):
         entropy = log_std + self.param_size * (0.5 + _LOG_SQRT_2PI)
         return logprob, entropy.expand(logprob.shape)
 
+    def distribution(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """Return means and logarithms of deviations."""
+        del mask
+        return torch.cat((params, self.log_std.expand_as(params)), -1)
+
+    def kl(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the divergence of each row, for p ``before`` and q ``after``.
+
+        kl = sum( log s_q - log s_p + (s_p^2 + (m_p - m_q)^2) / (2 s_q^2) - 1/2 )
+        """
+        (mean, log_std), (other, other_log_std) = before.chunk(2, -1), after.chunk(2, -1)
+        change = log_std - other_log_std
+        distance = (mean - other) * torch.exp(-other_log_std)
+        return (0.5 * ((2 * change).exp() + distance.square() - 1) - change).sum(-1)
+
     def numpy_choice(self) -> NumpyChoice | None:
         deviation = np.exp(self.log_std.detach().numpy()).reshape(self.shape)
 
@@ -238,6 +261,18 @@ class BernoulliHead(nn.Module):
         logprob = (flat * log_p + (1 - flat) * log_q).sum(-1)
         entropy = -(log_p.exp() * log_p + log_q.exp() * log_q).sum(-1)
         return logprob, entropy
+
+    def distribution(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the logits."""
+        del mask
+        return params
+
+    def kl(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the divergence of each row, summed over both values of each component."""
+        log_sigmoid = nn.functional.logsigmoid
+        of_one = before.sigmoid() * (log_sigmoid(before) - log_sigmoid(after))
+        of_zero = (-before).sigmoid() * (log_sigmoid(-before) - log_sigmoid(-after))
+        return (of_one + of_zero).sum(-1)
 
     def numpy_choice(self) -> NumpyChoice | None:
         return None

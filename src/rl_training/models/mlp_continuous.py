@@ -37,14 +37,14 @@ class MLPActor(ObservingModule):
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         self.net = MLP((self.num_features, *hidden_sizes, head.param_size), activation)
 
-    def policy(self, obs: Any) -> tuple[Tensor, None]:
-        """Return parameters of the action; masks are not supported."""
-        features, _ = self.encode(obs)
-        return self.net(features), None
+    def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return parameters of the action, and the action mask."""
+        features, mask = self.encode(obs)
+        return self.net(features), mask
 
     def actions(self, obs: Any) -> Tensor:
         """Return the most likely actions."""
-        return self.head.mode(self.policy(obs)[0], None)
+        return self.head.mode(*self.policy(obs))
 
     def numpy_actor(self) -> NumpyChoice | None:
         """Return acting in NumPy (see `numpy_policy`), where that is possible."""

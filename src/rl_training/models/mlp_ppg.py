@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rl_training.models.action_heads import CategoricalHead
+from rl_training.models.action_heads import make_action_head
 from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_actor_critic import FeedForwardActorCritic
@@ -16,21 +16,19 @@ from rl_training.types import ActionSpec, ObsSpec
 class Joint(NamedTuple):
     """The outputs that the auxiliary phase trains together."""
 
-    log_probs: Tensor
-    """Of every action, one row per observation."""
+    policy: Tensor
+    """The heads' `distribution`, one row per observation."""
     value: Tensor
     aux_value: Tensor
 
 
 class MLPPPGModel(FeedForwardActorCritic):
-    """A shared trunk with three heads: policy, value and auxiliary value.
+    """A shared trunk on the encoder, with three heads: policy, value and auxiliary value.
 
     Gradients of the value head do not reach the trunk, so that its features serve the policy
     alone. Those of the auxiliary head do, in a phase of its own that also penalises any change
-    of the policy.
+    of the policy. Without ``hidden_sizes`` the encoder alone is the trunk.
     """
-
-    head: CategoricalHead
 
     def __init__(
         self,
@@ -40,16 +38,18 @@ class MLPPPGModel(FeedForwardActorCritic):
         hidden_sizes: tuple[int, ...] = (64, 64),
         value_sizes: tuple[int, ...] = (64,),
         activation: str = "tanh",
+        log_std_init: float = 0.0,
         encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
-        head = CategoricalHead(action_spec.nvec, action_spec.shape)
+        head = make_action_head(action_spec, log_std_init)
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         # Trunk and policy head are one MLP, as `numpy_policy` expects.
         self.actor = MLP((self.num_features, *hidden_sizes, head.param_size), activation, 0.01)
-        self.critic = MLP((hidden_sizes[-1], *value_sizes, 1), activation, 1.0)
-        self.aux_critic = MLP((hidden_sizes[-1], 1), activation, 1.0)
+        width = (self.num_features, *hidden_sizes)[-1]
+        self.critic = MLP((width, *value_sizes, 1), activation, 1.0)
+        self.aux_critic = MLP((width, 1), activation, 1.0)
 
     def policy_and_value(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return parameters of the action distribution, and state values, one per row."""
@@ -62,11 +62,11 @@ class MLPPPGModel(FeedForwardActorCritic):
         return self._value(self.actor.hidden(features))
 
     def joint(self, obs: Any) -> Joint:
-        """Return log-probabilities of all actions, values and auxiliary values."""
+        """Return the action distribution, values and auxiliary values."""
         features, mask = self.encode(obs)
         trunk = self.actor.hidden(features)
         return Joint(
-            self.head.log_probs(self.actor.output(trunk), mask),
+            self.head.distribution(self.actor.output(trunk), mask),
             self._value(trunk),
             self.aux_critic(trunk).squeeze(-1),
         )

@@ -15,6 +15,17 @@ from rl_training.models.observing import ObservingModule
 from rl_training.types import ActionSpec, ObsSpec
 
 
+def legal_values(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the values of all actions; those of illegal ones are the least float.
+
+    Where the mask allows nothing (as it may in the final observation of an episode) it is ignored.
+    """
+    if mask is None:
+        return values
+    mask = mask | ~mask.any(-1, keepdim=True)
+    return values.masked_fill(~mask, torch.finfo(values.dtype).min)
+
+
 class FeedForwardQNetwork(ObservingModule, ABC):
     """One value per discrete action, without memory; subclasses compute them."""
 
@@ -25,16 +36,8 @@ class FeedForwardQNetwork(ObservingModule, ABC):
         """Return the values of all actions, and the mask of the legal ones."""
 
     def q_values(self, obs: Any) -> Tensor:
-        """Return the values of all actions; those of illegal ones are the least float.
-
-        Where the mask allows nothing (as it may in the final observation of an episode) it is
-        ignored.
-        """
-        values, mask = self.policy(obs)
-        if mask is None:
-            return values
-        mask = mask | ~mask.any(-1, keepdim=True)
-        return values.masked_fill(~mask, torch.finfo(values.dtype).min)
+        """Return the `legal_values` of all actions."""
+        return legal_values(*self.policy(obs))
 
 
 class MLPQNetwork(FeedForwardQNetwork):

@@ -303,6 +303,14 @@ class ExploringActor(_NoisyActor):
         return self._choose(obs, noise), {}
 
 
+def random_choice(obs: Obs, uniform: Array) -> Array:
+    """Return a legal action per row, from one number in [0, 1) for each action."""
+    if isinstance(obs, dict) and ACTION_MASK in obs:
+        uniform = np.where(obs[ACTION_MASK], uniform, -1.0)
+    chosen: Array = uniform.argmax(-1)
+    return chosen
+
+
 class EpsilonGreedyActor(_NoisyActor):
     """Takes a random legal action with probability epsilon(progress), else the greedy one."""
 
@@ -330,10 +338,7 @@ class EpsilonGreedyActor(_NoisyActor):
         random = uniform[:, 0] < self.epsilon(progress)
         if not random.any():
             return self._choose(obs, None), {}
-        scores = uniform[:, 1:]
-        if isinstance(obs, dict) and ACTION_MASK in obs:
-            scores = np.where(obs[ACTION_MASK], scores, -1.0)
-        anything = scores.argmax(-1)
+        anything = random_choice(obs, uniform[:, 1:])
         if random.all():
             return anything, {}
         return np.where(random, anything, self._choose(obs, None)), {}

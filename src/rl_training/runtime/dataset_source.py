@@ -35,6 +35,7 @@ from rl_training.runtime.memory import (
 from rl_training.seeding import stream_seed
 from rl_training.terminal import progress_bar, say
 from rl_training.types import (
+    ACTION_MASK,
     ActionSpec,
     Array,
     EnvInfo,
@@ -216,6 +217,8 @@ class DatasetSource:
             raise self._bad(episode.index, f"it has {len(episode)} steps, not {expected}")
         obs = self._stored(episode)
         actions = self._policy_actions(episode)
+        if isinstance(obs, dict) and ACTION_MASK in obs:
+            self._require_legal(episode.index, actions, obs[ACTION_MASK][:-1])
         terminated = bool(episode.terminations[-1])
         replay.add_episode(obs, actions, episode.rewards, terminated=terminated)
         if episode.index not in self._parts:
@@ -257,6 +260,17 @@ class DatasetSource:
             if ((actions < 0) | (actions > most)).any():
                 raise self._bad(index, "actions are outside their space")
         return actions
+
+    def _require_legal(self, index: int, actions: Array, masks: Array) -> None:
+        """Refuse an action that the mask recorded with it forbids: no policy can imitate it."""
+        nvec = np.asarray(self.info.action_spec.nvec)
+        chosen = actions.reshape(len(actions), -1) + np.cumsum(nvec) - nvec
+        illegal = np.flatnonzero(~np.take_along_axis(masks, chosen, 1).all(1))
+        if illegal.size:
+            step = int(illegal[0])
+            raise self._bad(
+                index, f"step {step}: '{ACTION_MASK}' does not allow action {actions[step]}"
+            )
 
     def _require_whole(self, index: int, name: str, stored: Any, dtype: str) -> None:
         """Refuse numbers that the integers of a space cannot hold, such as images in [0, 1]."""

@@ -11,6 +11,7 @@ from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.models.building import encoder_config, hidden_layers
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.off_policy import OffPolicyTrainer
@@ -37,6 +38,7 @@ class DRQNTrainer(OffPolicyTrainer):
             setup.source.info.action_spec,
             sequence_length=setup.config.algo_kwargs.sequence_length,
             state_size=setup.learner.module.state_size,
+            frame_stack=setup.source.info.frame_stack,
         )
 
     def refill_steps(self) -> int:
@@ -57,6 +59,7 @@ class DRQNTrainer(OffPolicyTrainer):
             state_size=setup.learner.module.state_size,
             burn_in=knobs.burn_in,
             gamma=knobs.gamma,
+            frame_stack=info.frame_stack,
         )
 
 
@@ -72,9 +75,10 @@ def build_drqn(
     model = LSTMQNetwork(
         obs_spec,
         action_spec,
-        hidden_sizes=knobs.hidden_sizes or (64,),
+        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
         activation=knobs.activation,
         lstm_size=knobs.lstm_size,
+        encoder=encoder_config(config, orthogonal=False),
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
     ).to(device)

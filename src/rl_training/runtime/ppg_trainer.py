@@ -9,7 +9,7 @@ import torch
 from rl_training.algorithms.ppg import PPG, PPGConfig
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
-from rl_training.models.building import encoder_config
+from rl_training.models.building import encoder_config, hidden_layers
 from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.setup import train_function
@@ -29,9 +29,10 @@ def build_ppg(
     model = MLPPPGModel(
         obs_spec,
         action_spec,
-        hidden_sizes=knobs.hidden_sizes or (64, 64),
+        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64, 64)),
         value_sizes=knobs.value_sizes,
         activation=knobs.activation,
+        log_std_init=knobs.log_std_init,
         encoder=encoder_config(config, orthogonal=True),
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,

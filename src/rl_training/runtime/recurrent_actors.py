@@ -13,7 +13,7 @@ from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead
 from rl_training.models.recurrent.lstm import NumpyActor
-from rl_training.runtime.actors import BLOCK, NoiseBlock
+from rl_training.runtime.actors import BLOCK, NoiseBlock, random_choice
 from rl_training.types import Array, Obs, Progress
 
 
@@ -172,7 +172,7 @@ class RecurrentPolicyActor(_NoisyRecurrentActor):
 
 
 class RecurrentEpsilonGreedyActor(_NoisyRecurrentActor):
-    """Takes a random action with probability epsilon(progress), else the greedy one.
+    """Takes a random legal action with probability epsilon(progress), else the greedy one.
 
     The network is run on every observation, since the recurrent state depends on all of them.
     """
@@ -199,7 +199,8 @@ class RecurrentEpsilonGreedyActor(_NoisyRecurrentActor):
         uniform = self._noise.take(len(tree_leaves(obs)[0]))
         greedy, record = self.memory.step(obs, None)
         random = uniform[:, 0] < self.epsilon(progress)
-        return np.where(random, uniform[:, 1:].argmax(-1), greedy), {"state": record["state"]}
+        anything = random_choice(obs, uniform[:, 1:])
+        return np.where(random, anything, greedy), {"state": record["state"]}
 
 
 class RecurrentEvaluationActor:

@@ -1,4 +1,4 @@
-"""DRQN's network: an MLP, an LSTM, and values of all actions."""
+"""DRQN's network: an encoder and an MLP, an LSTM, and values of all actions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.models.action_heads import CategoricalHead
-from rl_training.models.encoders import DEFAULT_ENCODER
+from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
 from rl_training.models.mlp import ACTIVATIONS, MLP, NUMPY_ACTIVATIONS
+from rl_training.models.mlp_q_network import legal_values
 from rl_training.models.observing import ObservingModule
 from rl_training.models.recurrent.lstm import LSTM, NumpyActor
 from rl_training.types import ActionSpec, Array, ObsSpec
 
 
 class LSTMQNetwork(ObservingModule):
-    """One value per discrete action, from vectors and the state of an LSTM."""
+    """One value per discrete action, from observations and the state of an LSTM.
+
+    Without ``hidden_sizes`` the LSTM reads the encoder's features.
+    """
 
     head: CategoricalHead
 
@@ -29,14 +34,15 @@ class LSTMQNetwork(ObservingModule):
         hidden_sizes: tuple[int, ...],
         activation: str,
         lstm_size: int,
+        encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
         head = CategoricalHead(action_spec.nvec, ())
-        super().__init__(obs_spec, DEFAULT_ENCODER, clip_obs if normalize_obs else None, head)
+        super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         # Its last layer feeds the LSTM and is followed by an activation too.
         self.trunk = MLP((self.num_features, *hidden_sizes), activation)
-        self.lstm = LSTM(hidden_sizes[-1], lstm_size)
+        self.lstm = LSTM((self.num_features, *hidden_sizes)[-1], lstm_size)
         self.values = nn.Linear(lstm_size, head.param_size)
         self.state_size = self.lstm.state_size
 
@@ -48,35 +54,39 @@ class LSTMQNetwork(ObservingModule):
         """Return the states with zeros in the rows that are ``done``."""
         return torch.where(done.unsqueeze(-1), 0.0, state)
 
-    def policy_step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, None, Tensor]:
-        """Return values of all actions, no action mask, and the next states."""
-        values, after = self._sequence(obs.unsqueeze(0), state)
-        return values[0], None, after
+    def policy_step(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return values of all actions, the action mask, and the next states."""
+        features, mask = self.encode(obs)
+        values, after = self._sequence(features.unsqueeze(0), state)
+        return values[0], mask, after
 
     def act(
-        self, obs: Tensor, state: Tensor, noise: Tensor | None = None
+        self, obs: Any, state: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the actions of highest value plus ``noise``, the next states, an empty dict."""
-        values, _, after = self.policy_step(obs, state)
+        values, mask, after = self.policy_step(obs, state)
         if noise is None:
-            return self.head.mode(values, None), after, {}
-        return self.head.sample(values, noise, None), after, {}
+            return self.head.mode(values, mask), after, {}
+        return self.head.sample(values, noise, mask), after, {}
 
-    def q_values_sequence(self, obs: Tensor, state: Tensor) -> Tensor:
-        """Return values of all actions, (time, batch, actions), of sequences from ``state``."""
-        return self._sequence(obs, state)[0]
+    def q_values_sequence(self, obs: Any, state: Tensor) -> Tensor:
+        """Return the `legal_values` of all actions along sequences, (time, batch, actions)."""
+        length, rows = tree_leaves(obs)[0].shape[:2]
+        features, mask = self.encode(tree_map(lambda leaf: leaf.flatten(0, 1), obs))
+        values, _ = self._sequence(features.view(length, rows, -1), state)
+        return legal_values(values, None if mask is None else mask.view(length, rows, -1))
 
-    def _sequence(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        length, rows = obs.shape[:2]
-        features, _ = self.encode(obs.flatten(0, 1))
-        inputs = ACTIVATIONS[self.trunk.activation](self.trunk(features)).view(length, rows, -1)
-        outputs, after = self.lstm(inputs, state)
+    def _sequence(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values of all actions from features (time, batch, ...), and the last states."""
+        if len(self.trunk.layers):
+            features = ACTIVATIONS[self.trunk.activation](self.trunk(features))
+        outputs, after = self.lstm(features, state)
         return self.values(outputs), after
 
     def numpy_actor(self) -> NumpyActor | None:
         """Return greedy acting in NumPy; None where it is not possible (see `numpy_choice`)."""
         choose = self.numpy_choice(self.trunk.activation)
-        if choose is None:
+        if choose is None or not len(self.trunk.layers):
             return None
         activate = NUMPY_ACTIVATIONS[self.trunk.activation]
         trunk, step = self.trunk.numpy_function(), self.lstm.numpy_step()
@@ -94,8 +104,10 @@ class LSTMQNetwork(ObservingModule):
     def _load_from_state_dict(
         self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any
     ) -> None:
-        """Load; in older checkpoints ``trunk`` is called ``encoder``."""
+        """Load; in older checkpoints, which have no ``trunk``, that is called ``encoder``."""
         old, new = f"{prefix}encoder.layers.", f"{prefix}trunk.layers."
-        for key in [key for key in state_dict if key.startswith(old)]:
-            state_dict[new + key.removeprefix(old)] = state_dict.pop(key)
+        has_trunk = any(key.startswith(new) for key in state_dict)
+        if len(self.trunk.layers) and not has_trunk:
+            for key in [key for key in state_dict if key.startswith(old)]:
+                state_dict[new + key.removeprefix(old)] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
