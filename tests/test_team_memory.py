@@ -147,6 +147,27 @@ def test_truncated_games_bootstrap_with_the_state_from_before_the_reset(
     trainer.close()
 
 
+def test_restored_states_of_groups_can_be_reset(make_config: MakeConfig) -> None:
+    """As on a resume that begins new episodes, before anything was chosen."""
+    config = make_config(
+        algo="ippo", num_envs=2, num_steps=8, num_minibatches=1, policies="separate", **MEMORY
+    )
+
+    def made() -> Any:
+        return ExperimentManager.setup(config, env_fn=Mortals, run_dir=None)
+
+    trainer, other = made(), made()
+    trainer.source.collect(trainer.buffer, 4, START)
+    actor = other.source.actor
+    actor.load_state_dict(trainer.source.actor.state_dict())
+    states = [one.memory.state for one in actor.actors.values()]
+    assert all(np.any(np.asarray(state)) for state in states[1:])  # a is dead
+    actor.reset(np.ones(6, bool))
+    assert not any(np.any(np.asarray(one.memory.state)) for one in actor.actors.values())
+    trainer.close()
+    other.close()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("env_fn", [Recall, recall_at_once])
 @pytest.mark.parametrize("algo", ["ippo", "mappo"])

@@ -82,10 +82,12 @@ class GroupedActor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every group's actor."""
-        return {"groups": {name: actor.state_dict() for name, actor in self.actors.items()}}
+        groups = {name: actor.state_dict() for name, actor in self.actors.items()}
+        return {"groups": groups, "rows": list(self._sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
+        self._sizes = [int(rows) for rows in state.get("rows", ())]
         for name, actor in self.actors.items():
             actor.load_state_dict(state["groups"][name])
 
