@@ -61,7 +61,7 @@ class BoardGame:
         open_lines = (own @ self._lines.T == self.length - 1) & (
             taken @ self._lines.T == self.length - 1
         )
-        cells = (open_lines.astype(np.int64) @ self._lines > 0) & (taken == 0)
+        cells: Array = (open_lines.astype(np.int64) @ self._lines > 0) & (taken == 0)
         if not self.drops:
             return cells
         heights = taken.reshape(-1, self.rows, self.columns).sum(1)
