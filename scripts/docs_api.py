@@ -68,6 +68,8 @@ def sections() -> list[Section]:
                 "rl_training.runtime:resume_training",
                 "rl_training.runtime:evaluate_checkpoint",
                 "rl_training.runtime:load_policy",
+                "rl_training.runtime.matches:play_match",
+                "rl_training.runtime.matches:MatchResult",
                 "rl_training.export:load_exported",
                 "rl_training.checkpointing:load_checkpoint",
                 "rl_training.checkpointing:state_digest",

@@ -490,9 +490,8 @@ def test_the_game_is_played_by_its_rules(kuhn: Any) -> None:
 
 
 def test_self_play_comes_nearer_to_optimal_play(kuhn: Any) -> None:
-    trainer, policies = kuhn.train(8000, 1, "pool")
+    trainer, _ = kuhn.train(10_000, 1, "pool")
     pool = [kuhn.policy_of(one.module) for one in trainer.source.pool.snapshots.values()]
     trainer.close()
-    assert kuhn.exploitability(pool[0]) > 0.4
-    assert kuhn.exploitability(kuhn.average(pool[len(pool) // 2 :])) < 0.2
-    assert kuhn.exploitability(policies[-1]) < 0.25
+    assert kuhn.exploitability(pool[0]) > 0.44  # as random play
+    assert kuhn.exploitability(kuhn.average(pool)) < 0.2
