@@ -75,8 +75,9 @@ def seen_by(policy: TrainedPolicy, case: Case) -> Observations:
 
 
 def _marked(case: Case) -> Any:
-    """Those of most cases are the networks and actors of PPO: they are in the full tests."""
-    same = case.algo in ("a2c", "impala", "appo", "ippo", "mappo") and case.observation != VECTOR
+    """Those of most cases are networks and actors of PPO or DQN: they are in the full tests."""
+    others = ("a2c", "impala", "appo", "ippo", "mappo", "idqn", "vdn", "qmix")
+    same = case.algo in others and case.observation != VECTOR
     return pytest.param(case, marks=[pytest.mark.full] if same else [])
 
 
