@@ -6,7 +6,7 @@ DEV := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench bench-scale bench-offline docs docs-tables clean
+.PHONY: help train test test-full test-learn test-report test-faults test-wheel lint type format bench bench-more bench-scale bench-offline docs docs-tables clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,11 +68,12 @@ docs-tables: $(DEV) ## write the generated tables and the Python API page into t
 docs: $(DEV) ## build the documentation into site/ (no network needed)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(BENCH) ## measure speed against Stable-Baselines3 on this machine
+bench: $(BENCH) ## measure speed beside other libraries on this machine (5 minutes)
+	$(BIN)/python benchmarks/peers.py
+
+bench-more: $(BENCH) ## what settings of PPO bring, PPG, Breakout (12 minutes)
 	$(BIN)/python benchmarks/ppo_cartpole.py
-	$(BIN)/python benchmarks/recurrent_ppo.py
 	$(BIN)/python benchmarks/ppg.py
-	$(BIN)/python benchmarks/off_policy.py
 	$(BIN)/python benchmarks/atari.py
 
 bench-scale: $(DEV) ## measure torchrun and Ray against one process (8 minutes)

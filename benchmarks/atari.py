@@ -1,6 +1,6 @@
 """PPO and DQN on Atari Breakout against Stable-Baselines3: same work, same machine, one run.
 
-    python benchmarks/atari.py [--only ppo dqn] [--rounds 3]
+    python benchmarks/atari.py [--only ppo dqn] [--rounds 1]
 
 Both sides play Breakout without sticky actions: no-op starts, frame skip 4 with the maximum of two
 frames, 84x84 grayscale, 4 frames stacked, life loss as termination, clipped rewards; the network is
@@ -39,7 +39,7 @@ OURS_ONLY: dict[str, dict[str, Any]] = {
 }
 NUM_ENVS = {"ppo": 8, "dqn": 1}
 WARMUP = {"ppo": 2048, "dqn": 1200}
-STEPS = {"ppo": 6144, "dqn": 8000}
+STEPS = {"ppo": 6144, "dqn": 3000}
 VECTORIZATION = {"ppo": "native", "dqn": "sync"}
 
 
@@ -77,4 +77,5 @@ def run_ours(algo: str, acceleration: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    compare_with_sb3(__file__, __doc__, dict.fromkeys(SHARED, "Breakout"), run_sb3, run_ours)
+    where = dict.fromkeys(SHARED, "Breakout")
+    compare_with_sb3(__file__, __doc__, where, run_sb3, run_ours, minutes="4")

@@ -78,7 +78,8 @@ def main() -> None:
         rate = measure(__file__, str(num_envs), *flags)["steps_per_second"]
         print(
             f"{num_envs:4d} environments: emulator alone {alone:8,.0f} steps/s,"
-            f" PPO {rate:8,.0f} ({rate / alone:.0%})"
+            f" PPO {rate:8,.0f} ({rate / alone:.0%})",
+            flush=True,
         )
 
 

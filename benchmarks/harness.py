@@ -30,9 +30,15 @@ def measure_rounds(script: str, names: Iterable[str], rounds: int) -> dict[str, 
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name, measured in rates.items():
-            print(f"round {number + 1}/{rounds}: {name}", file=sys.stderr)
             measured.append(measure(script, name)["steps_per_second"])
+            print(f"round {number + 1}/{rounds}: {name}: {measured[-1]:,.0f} steps/s", flush=True)
     return rates
+
+
+def add_rounds(parser: argparse.ArgumentParser, default: int, minutes: str) -> None:
+    """Add ``--rounds``, with the time that the default takes on two cores."""
+    help_text = f"default {default}: about {minutes} minutes in all on 2 idle cores"
+    parser.add_argument("--rounds", type=int, default=default, help=help_text)
 
 
 def medians(rates: dict[str, list[float]]) -> dict[str, float]:
@@ -85,11 +91,14 @@ def compare_with_sb3(
     where: Mapping[str, str],
     run_sb3: Run,
     run_ours: Run,
-    modes: Iterable[str] = tuple(MODES),
+    minutes: str,
 ) -> None:
-    """The command line of a comparison: every algorithm of ``where``, the peer and our modes."""
+    """The command line of a comparison: every algorithm of ``where``, the peer and our modes.
+
+    ``minutes`` is the time of one round, which is the default.
+    """
     parser = argparse.ArgumentParser(description=(title or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    add_rounds(parser, 1, minutes)
     parser.add_argument("--only", nargs="+", choices=where, default=list(where))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -98,7 +107,7 @@ def compare_with_sb3(
         print(json.dumps(run_sb3(algo) if name == SB3 else run_ours(algo, MODES[name])))
         return
     for algo in args.only:
-        names = [f"{algo} {contender}" for contender in (SB3, *modes)]
+        names = [f"{algo} {contender}" for contender in (SB3, *MODES)]
         found = medians(measure_rounds(script, names, args.rounds))
         print(f"\n{algo} on {where[algo]}, {os.cpu_count()} cores, median of {args.rounds}")
         for name, rate in found.items():

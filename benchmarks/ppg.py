@@ -15,7 +15,7 @@ import json
 import os
 from typing import Any
 
-from harness import measure_rounds, medians, time_training
+from harness import add_rounds, measure_rounds, medians, time_training
 
 CYCLE = 32 * 8 * 128
 """Steps of a cycle at the defaults; of the preset's it is a multiple too."""
@@ -44,7 +44,7 @@ def run(name: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    add_rounds(parser, 3, "3")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:

@@ -1,6 +1,6 @@
-"""PPO on CartPole-v1 against Stable-Baselines3: same work, same machine, one run, ratios.
+"""PPO on CartPole-v1: what settings bring, where time goes; Stable-Baselines3 for comparison.
 
-    python benchmarks/ppo_cartpole.py [--rounds 3] [--json results.json]
+    python benchmarks/ppo_cartpole.py [--rounds 1] [--json results.json]
 
 Both sides: 128 steps per environment, 4 minibatches, 4 epochs, 64x64 tanh networks, CPU,
 collection and learning together, after warm-up. Every measurement is a process of its own; rounds
@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import measure, measure_rounds, medians, time_training
+import peers
+from harness import add_rounds, measure, measure_rounds, medians, time_training
 
 SHARED: dict[str, Any] = {
     "learning_rate": 2.5e-4,
@@ -43,19 +45,19 @@ FAST = {"vectorization": "native", "acceleration": "compile"}
 
 # name -> (steps timed, side, settings)
 CONTENDERS: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "Stable-Baselines3, 8 envs": (100_000, "sb3", {"num_envs": 8}),
-    "ours, 8 envs: defaults (sync, eager)": (200_000, "ours", {"num_envs": 8}),
-    "ours, 8 envs: defaults, bare": (200_000, "ours", {"num_envs": 8, **BARE}),
-    "ours, 8 envs: sync, compile": (200_000, "ours", {"num_envs": 8, "acceleration": "compile"}),
-    "ours, 8 envs: native, eager": (200_000, "ours", {"num_envs": 8, "vectorization": "native"}),
-    "ours, 8 envs: native, compile": (300_000, "ours", {"num_envs": 8, **FAST}),
+    "Stable-Baselines3, 8 envs": (0, "sb3", {"num_envs": 8}),
+    "ours, 8 envs: defaults (sync, eager)": (100_000, "ours", {"num_envs": 8}),
+    "ours, 8 envs: defaults, bare": (100_000, "ours", {"num_envs": 8, **BARE}),
+    "ours, 8 envs: sync, compile": (100_000, "ours", {"num_envs": 8, "acceleration": "compile"}),
+    "ours, 8 envs: native, eager": (100_000, "ours", {"num_envs": 8, "vectorization": "native"}),
+    "ours, 8 envs: native, compile": (150_000, "ours", {"num_envs": 8, **FAST}),
     "ours, 64 envs: native, compile, 2 threads": (
-        1_000_000,
+        500_000,
         "ours",
         {"num_envs": 64, "torch_threads": 2, **FAST},
     ),
     "ours, 1024 envs: native, compile, 2 threads": (
-        4_000_000,
+        2_000_000,
         "ours",
         {"num_envs": 1024, "torch_threads": 2, **FAST},
     ),
@@ -122,31 +124,9 @@ def _profile() -> dict[str, float]:
 
 
 def run_sb3(steps: int, settings: dict[str, Any]) -> dict[str, Any]:
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
-
-    num_envs = settings["num_envs"]
-    model = PPO(
-        "MlpPolicy",
-        make_vec_env("CartPole-v1", num_envs, seed=1),
-        n_steps=SHARED["num_steps"],
-        batch_size=num_envs * SHARED["num_steps"] // SHARED["num_minibatches"],
-        n_epochs=SHARED["update_epochs"],
-        learning_rate=lambda left: SHARED["learning_rate"] * left,
-        gamma=SHARED["gamma"],
-        gae_lambda=SHARED["gae_lambda"],
-        clip_range=SHARED["clip_coef"],
-        ent_coef=SHARED["ent_coef"],
-        vf_coef=SHARED["vf_coef"],
-        max_grad_norm=SHARED["max_grad_norm"],
-        policy_kwargs={"net_arch": SHARED["hidden_sizes"]},
-        device="cpu",
-        seed=1,
-    )
-    model.learn(20_000)
-    start = time.perf_counter()
-    model.learn(steps)
-    return {"steps_per_second": model.num_timesteps / (time.perf_counter() - start)}
+    """Measure what `peers.py` measures, with as many threads as the library would have."""
+    del steps, settings
+    return peers.measure(sys.executable, peers.request_of("ppo", "sb3", threads=0, seconds=10.0))
 
 
 def run_env(steps: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +156,7 @@ def child(name: str, profile: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=3)
+    add_rounds(parser, 1, "4")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--child", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)

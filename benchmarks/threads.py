@@ -48,7 +48,12 @@ def updates_per_second(width: int, batch: int, threads: int, seconds: float) -> 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=2.0, help="time of each cell")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="time of each cell (default 2: half a minute in all on 2 cores)",
+    )
     seconds = parser.parse_args().seconds
     cores = len(os.sched_getaffinity(0))
     counts = [count for count in (1, 2, 4, 8, 16, 32) if count <= cores]
@@ -58,7 +63,7 @@ def main() -> None:
         rates = [updates_per_second(width, batch, count, seconds) for count in counts]
         work = batch * width**2 / 256**3
         print(f"width {width:5} batch {batch:5} work {work:6.2f}:"
-              + "".join(f" {rate:9.1f}" for rate in rates))  # fmt: skip
+              + "".join(f" {rate:9.1f}" for rate in rates), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
