@@ -21,7 +21,7 @@ from state_compare import assert_same_run
 from test_tune import ENV, short_config
 from test_zoo_presets import wait_until
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]  # on a busy machine
 TOTAL = 24_576
 
 
@@ -47,7 +47,7 @@ def start(folder: Path, words: list[str], **options: Any) -> subprocess.Popen[st
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    printed, _ = process.communicate(timeout=240)
+    printed, _ = process.communicate(timeout=900)
     return process.returncode, printed
 
 
