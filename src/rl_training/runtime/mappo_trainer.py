@@ -12,7 +12,6 @@ from rl_training.config import TrainConfig
 from rl_training.models.building import encoder_config, hidden_layers
 from rl_training.models.central_actor_critic import CentralActorCritic
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
-from rl_training.runtime.self_play import source_of_games
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import learner_arguments
 from rl_training.runtime.teams import team_spec_of
@@ -44,7 +43,7 @@ def build_mappo(
 
 
 # It acts, and collects rollouts, as PPO does.
-_PPO = dataclasses.replace(PPO_SPEC, name="mappo", config=MAPPOConfig, source=source_of_games)
+_PPO = dataclasses.replace(PPO_SPEC, name="mappo", config=MAPPOConfig)
 SPEC = team_spec_of(_PPO, build_mappo)
 
 

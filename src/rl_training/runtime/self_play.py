@@ -263,7 +263,7 @@ def source_of_games(
     window: int,
 ) -> LocalSource:
     """Return the source of a shard, with a pool of opponents where the settings request one."""
-    if config.algo_kwargs.opponents == "current":
+    if getattr(config.algo_kwargs, "opponents", "current") == "current":
         return local_source(env, actor, reward_normalizer, window)
     if config.shards > 1:
         raise ConfigError(

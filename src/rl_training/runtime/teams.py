@@ -19,6 +19,7 @@ from rl_training.models.central_actor_critic import own_spec
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.policy import TrainedPolicy
+from rl_training.runtime.self_play import source_of_games
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.trainer import Setup
 from rl_training.seeding import stream_seed
@@ -172,6 +173,7 @@ def team_spec_of(
         build=build_team,
         actor=actor,
         eval_actor=eval_actor,
+        source=source_of_games,
         trainer=TeamTrainer,
         policy=TeamPolicy,
     )
