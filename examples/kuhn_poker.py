@@ -1,6 +1,6 @@
 """Kuhn poker learnt in self-play, and how far the result is from optimal play, exactly.
 
-    python examples/kuhn_poker.py [--steps 100000] [--seed 1] [--opponents pool|current]
+    python examples/kuhn_poker.py [--steps 60000] [--seed 1] [--opponents pool|current]
 
 Three cards, two players, each pays 1 and gets a card. A player passes or bets 1; after a bet the
 other one calls or folds, and the higher card wins. Optimal play is mixed: a policy that learns
@@ -206,7 +206,7 @@ def train(steps: int, seed: int, opponents: str, **overrides: Any) -> tuple[Any,
 def main() -> None:
     """Train and print exploitabilities."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--steps", type=int, default=60_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--opponents", choices=("pool", "current"), default="pool")
     args = parser.parse_args()
