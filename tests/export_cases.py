@@ -52,6 +52,8 @@ def _declared() -> list[Case]:
     found = []
     for algo, entry in ALGORITHMS.items():
         for action in entry.actions:
+            if action == "hybrid":  # they cannot be exported
+                continue
             kinds = list(entry.observations)
             if entry.masks and DICT in kinds and action in ("Discrete", "MultiDiscrete"):
                 kinds.append(MASKED)

@@ -155,6 +155,44 @@ class Rooms(Probe):
         return self.observe(), 0.0, self.t == self.LENGTH, False, {}
 
 
+class Aim(Probe):
+    """One step: a side that follows the observation, a force of an odd scale, and two switches.
+
+    The action is a Dict with a Tuple inside. Of three sides the mask, if there is one, forbids
+    the middle one; the switches must be on and off.
+    """
+
+    action_space = spaces.Dict(
+        {
+            "side": spaces.Discrete(3, start=1),
+            "force": spaces.Box(-20.0, 60.0, (1,), np.float64),
+            "more": spaces.Tuple((spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(1))),
+        }
+    )
+
+    def __init__(self, masks: bool = False) -> None:
+        self.masks = masks
+        self.mask = np.array([1, 1, 1, 1, 1, 0, 1], np.int8)  # keys are sorted: sides are last
+        if masks:
+            self.observation_space = spaces.Dict(
+                {"sign": Probe.observation_space, "action_mask": spaces.MultiBinary(7)}
+            )
+
+    def observe(self) -> Any:
+        self.sign = int(self.np_random.integers(2))
+        seen = np.array([2.0 * self.sign - 1.0], np.float32)
+        return {"sign": seen, "action_mask": self.mask} if self.masks else seen
+
+    def step(self, action: Any) -> Step:
+        assert self.action_space.contains(action), action
+        assert not self.masks or action["side"] != 2
+        reward = 1.0 if action["side"] == 1 + 2 * self.sign else 0.0
+        reward -= ((float(action["force"][0]) - 20.0) / 20.0 - 0.5 * self.sign) ** 2
+        (first, second), (on,) = action["more"]
+        reward -= float(first != 1) + float(second != 0) + float(on != 1)
+        return self.observe(), float(reward), True, False, {}
+
+
 class ReachTarget(Probe):
     """One step with a Box action of an odd scale; the reward is minus the squared error."""
 
@@ -318,6 +356,7 @@ for _name in (
     "DelayedReward",
     "MaskedActions",
     "Rooms",
+    "Aim",
     "ReachTarget",
     "Recall",
     "Broken",

@@ -15,7 +15,16 @@ from rl_training.envs.factory import has_single_env
 from rl_training.envs.given_vector import GivenVector
 from rl_training.errors import ConfigError, EnvironmentFailure, Paused, WorkerError
 from rl_training.runtime.actors import Actor, after_step
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, StopRequest, never
+from rl_training.types import (
+    ActionSpec,
+    ArraySpec,
+    HybridActionSpec,
+    ObsSpec,
+    Progress,
+    StopRequest,
+    leaf_name,
+    never,
+)
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -117,6 +126,9 @@ def spec_in_words(spec: ObsSpec | ActionSpec) -> str:
     if isinstance(spec, ObsSpec):
         parts = {name: _array_in_words(leaf) for name, leaf in spec.leaves.items()}
         return parts.get("") or ", ".join(f"{name!r}: {part}" for name, part in parts.items())
+    if isinstance(spec, HybridActionSpec):
+        named = (f"{leaf_name(path)!r}: {spec_in_words(part)}" for path, part in spec.parts)
+        return f"hybrid({', '.join(named)})"
     if spec.nvec:
         start = f", start {', '.join(map(str, spec.start))}" if any(spec.start) else ""
         return f"{spec.described}({', '.join(map(str, spec.nvec))}{start})"

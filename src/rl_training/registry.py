@@ -32,7 +32,9 @@ ENTRY_POINTS = "rl_training.algorithms"
 
 VECTOR, IMAGE, DICT = "vector", "image", "Dict"
 _DISCRETE, _BOUNDED_BOX = "Discrete", "bounded Box"
-_ANY_ACTION = (_DISCRETE, _BOUNDED_BOX, "unbounded Box", "MultiDiscrete", "MultiBinary")
+_MULTI_DISCRETE = "MultiDiscrete"
+_ANY_ACTION = (_DISCRETE, _BOUNDED_BOX, "unbounded Box", _MULTI_DISCRETE, "MultiBinary")
+_HYBRID = "hybrid"
 _ANY_OBSERVATION = (VECTOR, IMAGE, DICT)
 _ANY_ACCELERATION = ("eager", "compile", "cudagraph")
 TORCHRUN, RAY = "torchrun", "ray"
@@ -126,7 +128,7 @@ ALGORITHMS = Registry(
         "ppo": Entry(
             "rl_training.algorithms.ppo:PPOConfig",
             "rl_training.runtime.ppo_trainer:SPEC",
-            actions=_ANY_ACTION,
+            actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
@@ -138,7 +140,7 @@ ALGORITHMS = Registry(
         "a2c": Entry(
             "rl_training.algorithms.a2c:A2CConfig",
             "rl_training.runtime.a2c_trainer:SPEC",
-            actions=_ANY_ACTION,
+            actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
@@ -150,7 +152,7 @@ ALGORITHMS = Registry(
         "recurrent_ppo": Entry(
             "rl_training.contrib.recurrent_ppo:RecurrentPPOConfig",
             "rl_training.runtime.recurrent_ppo_trainer:SPEC",
-            actions=_ANY_ACTION,
+            actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
             memory=True,
             masks=True,
@@ -162,7 +164,7 @@ ALGORITHMS = Registry(
         "ppg": Entry(
             "rl_training.algorithms.ppg:PPGConfig",
             "rl_training.runtime.ppg_trainer:SPEC",
-            actions=_ANY_ACTION,
+            actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
@@ -174,7 +176,7 @@ ALGORITHMS = Registry(
         "impala": Entry(
             "rl_training.algorithms.impala:IMPALAConfig",
             "rl_training.runtime.impala_trainer:SPEC",
-            actions=_ANY_ACTION,
+            actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
@@ -185,7 +187,7 @@ ALGORITHMS = Registry(
         "appo": Entry(
             "rl_training.algorithms.appo:APPOConfig",
             "rl_training.runtime.appo_trainer:SPEC",
-            actions=_ANY_ACTION,
+            actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
             masks=True,
             accelerations=_ANY_ACCELERATION,
@@ -475,8 +477,10 @@ def _check_spaces(name: str, obs_spec: ObsSpec, action_spec: ActionSpec) -> None
         return action in other.actions
 
     if not fits(entry):
+        combinations = action == _MULTI_DISCRETE and _DISCRETE in entry.actions
+        why = _COMBINATIONS if combinations else ""
         raise ConfigError(
-            f"{name} takes {' and '.join(entry.actions)} actions, not {action} ones"
+            f"{name} takes {' and '.join(entry.actions)} actions, not {action} ones{why}"
             f"{_others(entry, fits)}"
         )
     kinds = _kinds(obs_spec)
@@ -504,6 +508,12 @@ def others_with_engine(engine: str) -> str:
     """Return the end of a refusal: which algorithms have an engine."""
     found = _names(lambda one: engine in one.engines)
     return f"; use {found}" if found else ""
+
+
+_COMBINATIONS = (
+    ": its network has one output for each action, here each combination of the components. Number"
+    " the combinations in a wrapper (gymnasium.ActionWrapper) that has a Discrete space"
+)
 
 
 def _kinds(obs_spec: ObsSpec) -> list[str]:

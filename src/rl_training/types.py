@@ -436,7 +436,7 @@ class ActionSpec:
     its actions are clipped and mapped linearly to the bounds.
     """
 
-    kind: Literal["discrete", "box", "multi_discrete", "multi_binary", "grouped"]
+    kind: Literal["discrete", "box", "multi_discrete", "multi_binary", "grouped", "hybrid"]
     shape: tuple[int, ...]
     dtype: str
     nvec: tuple[int, ...] = ()
@@ -461,7 +461,7 @@ class ActionSpec:
     @property
     def policy_dtype(self) -> str:
         """Dtype of an action in the policy and the buffers."""
-        return "float32" if self.kind == "box" else "int64"
+        return "float32" if self.kind in ("box", "hybrid") else "int64"
 
     @functools.cached_property
     def affine(self) -> tuple[Array, Array, Array, Array]:
@@ -494,6 +494,10 @@ class ActionSpec:
             action = action + self._offset
         return action.astype(self.dtype, copy=False)
 
+    def joined(self, action: Array) -> Any:
+        """Return actions of :meth:`to_env`, batched or not, in the structure of their space."""
+        return action
+
     def from_env(self, action: Any) -> Array:
         """Return a batch of the environment's actions in the policy's format.
 
@@ -523,6 +527,8 @@ class ActionSpec:
         """Return the spec of :meth:`to_plain` values; raise ValueError for other values."""
         if (groups := _plain_groups(plain)) is not None:
             return GroupedActionSpec.of({k: ActionSpec.from_plain(v) for k, v in groups.items()})
+        if set(plain) == {"parts"}:
+            return HybridActionSpec.of(_plain_parts(plain["parts"]))
         kind, dtype, shape = plain["kind"], plain["dtype"], _counts(plain["shape"])
         if kind not in ("discrete", "box", "multi_discrete", "multi_binary"):
             raise ValueError(f"unknown kind of actions {kind!r}")
@@ -598,6 +604,97 @@ class GroupedActionSpec(ActionSpec):
     def to_plain(self) -> dict[str, Any]:
         """Return plain values, for a checkpoint."""
         return {"groups": {name: spec.to_plain() for name, spec in self.groups.items()}}
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridActionSpec(ActionSpec):
+    """Actions of several spaces at once: a Dict or a Tuple, also nested.
+
+    In the policy and the buffers they are one row of numbers, discrete choices counted from zero;
+    :meth:`to_env` maps each to its space, and :meth:`joined` gives the Dict or Tuple. ``nvec`` are
+    the choices of all discrete parts, in whose order an action mask marks the legal ones.
+    """
+
+    parts: tuple[tuple[tuple[str | int, ...], ActionSpec], ...] = ()
+    """Keys and indices of each part, and its spec."""
+
+    @staticmethod
+    def of(parts: Iterable[tuple[tuple[str | int, ...], ActionSpec]]) -> HybridActionSpec:
+        """Return the spec of these parts."""
+        held = tuple(parts)
+        nvec = tuple(count for _, part in held for count in part.nvec)
+        size = sum(part.size for _, part in held)
+        return HybridActionSpec("hybrid", (size,), "float64", nvec=nvec, parts=held)
+
+    @property
+    def described(self) -> str:
+        """The kind of space as text."""
+        return "hybrid"
+
+    @functools.cached_property
+    def columns(self) -> tuple[slice, ...]:
+        """The numbers of each part in a row."""
+        ends = np.cumsum([part.size for _, part in self.parts]).tolist()
+        return tuple(slice(a, b) for a, b in zip([0, *ends], ends, strict=False))
+
+    @functools.cached_property
+    def choices(self) -> tuple[tuple[int, int], ...]:
+        """The column of each discrete choice in a row, and its smallest value."""
+        return tuple(
+            (columns.start + i, first)
+            for columns, (_, part) in zip(self.columns, self.parts, strict=True)
+            for i, first in enumerate(part.start)
+        )
+
+    def to_env(self, action: Array) -> Array:
+        """Return a batch of policy actions as rows of the environment's numbers."""
+        return self._mapped(action, ActionSpec.to_env).astype(np.float64)
+
+    def from_env(self, action: Any) -> Array:
+        """Return a batch of rows of the environment's numbers in the policy's format."""
+        return self._mapped(np.asarray(action), ActionSpec.from_env).astype(np.float32)
+
+    def _mapped(self, rows: Array, convert: Callable[[ActionSpec, Array], Array]) -> Array:
+        batch = rows.shape[:-1]
+        found = [
+            convert(part, rows[..., columns].reshape((*batch, *part.shape))).reshape((*batch, -1))
+            for columns, (_, part) in zip(self.columns, self.parts, strict=True)
+        ]
+        return np.concatenate(found, -1)
+
+    def joined(self, action: Array) -> Any:
+        """Return rows of :meth:`to_env`, or one of them, as the Dict or Tuple of the space."""
+        batch = action.shape[:-1]
+        return _nested(
+            [
+                (path, action[..., columns].reshape((*batch, *part.shape)).astype(part.dtype)[()])
+                for columns, (path, part) in zip(self.columns, self.parts, strict=True)
+            ]
+        )
+
+    def row(self, action: Any) -> Array:
+        """Return the row of an action of the space; the inverse of :meth:`joined`."""
+        found = [functools.reduce(_entry, path, action) for path, _ in self.parts]
+        return np.concatenate([np.asarray(one, np.float64).reshape(-1) for one in found])
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
+        return {"parts": [[list(path), part.to_plain()] for path, part in self.parts]}
+
+
+def _plain_parts(plain: Any) -> list[tuple[tuple[str | int, ...], ActionSpec]]:
+    """Return what a hybrid spec's `to_plain` holds; raise ValueError for other values."""
+    if not isinstance(plain, (list, tuple)) or not plain:
+        raise ValueError("hybrid actions have no parts")
+    parts = []
+    for one in plain:
+        if not isinstance(one, (list, tuple)) or len(one) != 2 or not isinstance(one[1], Mapping):
+            raise ValueError(f"{one!r} is not a part of hybrid actions")
+        path, spec = _path(one[0]), ActionSpec.from_plain(one[1])
+        if not path or spec.kind in ("grouped", "hybrid"):
+            raise ValueError(f"{one!r} is not a part of hybrid actions")
+        parts.append((path, spec))
+    return parts
 
 
 def specs_of_groups(

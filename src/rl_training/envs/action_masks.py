@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.envs import checks
+from rl_training.envs.hybrid_actions import HybridSpace
 from rl_training.errors import ConfigError
 from rl_training.registry import ALGORITHMS, find_entry
 from rl_training.types import ACTION_MASK, Array
@@ -34,6 +35,8 @@ class ActionMaskObservation(gym.Wrapper[Any, Any, Any, Any]):
             self._size = int(actions.n)
         elif isinstance(actions, spaces.MultiDiscrete):
             self._size = int(actions.nvec.sum())
+        elif isinstance(actions, HybridSpace) and actions.spec.nvec:
+            self._size = sum(actions.spec.nvec)
         else:
             raise ConfigError(
                 f"{METHOD}() works with Discrete and MultiDiscrete actions, not with {actions}. To"

@@ -214,7 +214,7 @@ class _Check:
 
     def _with_masks(self, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         try:
-            masked = with_action_masks(env, _WITH_MASKS)
+            masked = with_action_masks(spaces.with_rows_of_actions(env), _WITH_MASKS)
         except ConfigError as error:
             self._add("error", "action masks", str(error))
             raise _Stop from None

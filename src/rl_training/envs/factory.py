@@ -101,7 +101,7 @@ class EnvRecipe:
         env = self.make_plain(index)
         try:
             check_env_spaces(env)  # a vector could not even store some spaces
-            masked = with_action_masks(env, self.algo)
+            masked = with_action_masks(spaces.with_rows_of_actions(env), self.algo)
             made = SeededEpisodes(masked, self.seed, index, self.max_recorded_steps)
         except ConfigError as error:
             release(env)

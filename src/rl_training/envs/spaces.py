@@ -6,11 +6,20 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, cast
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.envs.hybrid_actions import HybridActions, HybridSpace
 from rl_training.errors import ConfigError
-from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec, leaf_name
+from rl_training.types import (
+    ACTION_MASK,
+    ActionSpec,
+    ArraySpec,
+    HybridActionSpec,
+    ObsSpec,
+    leaf_name,
+)
 
 SMALLEST_IMAGE = 36
 """Height and width, in pixels, from which on images can be given to the convolutional network."""
@@ -135,7 +144,7 @@ def _image_leaf(shape: tuple[int, ...]) -> ArraySpec:
 
 
 def _mask_leaf(space: spaces.Space[Any], action: ActionSpec) -> ArraySpec:
-    if action.kind not in ("discrete", "multi_discrete"):
+    if not action.nvec:
         raise ConfigError(
             f"'{ACTION_MASK}' goes with Discrete and MultiDiscrete actions, not {action.kind}"
         )
@@ -146,7 +155,12 @@ def _mask_leaf(space: spaces.Space[Any], action: ActionSpec) -> ArraySpec:
 
 
 def action_spec(space: spaces.Space[Any]) -> ActionSpec:
-    """Describe an action space: Discrete, Box, MultiDiscrete or MultiBinary."""
+    """Describe an action space: Discrete, Box, MultiDiscrete, MultiBinary, or several of them.
+
+    Dict and Tuple spaces are those of environments that `with_rows_of_actions` returned.
+    """
+    if isinstance(space, HybridSpace):
+        return space.spec
     dtype = str(space.dtype)
     if isinstance(space, spaces.Discrete):
         return ActionSpec("discrete", (), dtype, nvec=(int(space.n),), start=(int(space.start),))
@@ -170,5 +184,20 @@ def action_spec(space: spaces.Space[Any]) -> ActionSpec:
         )
     raise ConfigError(
         f"action space {space} is not supported: Discrete, Box (of floats), MultiDiscrete and "
-        "MultiBinary are"
+        "MultiBinary are, and a Dict or Tuple of them in environments of one agent"
     )
+
+
+def with_rows_of_actions(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Return the environment with rows of numbers as actions, where they are a Dict or Tuple."""
+    space = env.action_space
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return env
+    leaves = list(_leaves(space, ()))
+    for path, leaf in leaves:
+        named = f"its entry {leaf_name(path)!r}"
+        if isinstance(leaf, (spaces.Dict, spaces.Tuple)):
+            raise ConfigError(f"action space {space} is not supported ({named} is empty)")
+        if not all(isinstance(key, (str, int)) for key in path):
+            raise ConfigError(f"action space {space} is not supported (a key is no text or number)")
+    return HybridActions(env, HybridActionSpec.of((path, action_spec(one)) for path, one in leaves))

@@ -34,7 +34,14 @@ from rl_training.runtime.recurrent_actors import (
     RecurrentEpsilonGreedyActor,
     RecurrentEvaluationActor,
 )
-from rl_training.types import ActionSpec, ArraySpec, GroupedObsSpec, ObsSpec, Progress
+from rl_training.types import (
+    ActionSpec,
+    ArraySpec,
+    GroupedObsSpec,
+    HybridActionSpec,
+    ObsSpec,
+    Progress,
+)
 
 _EPSILON_GREEDY = (EpsilonGreedyActor, RecurrentEpsilonGreedyActor)
 _EVALUATION = (EvaluationActor, RecurrentEvaluationActor)
@@ -199,6 +206,11 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
         raise ConfigError(
             f"a policy of one group of agents can be exported, and this one has the groups"
             f" {', '.join(policy.obs_spec.groups)}, each with networks of its own"
+        )
+    if isinstance(policy.action_spec, HybridActionSpec):
+        raise ConfigError(
+            "a policy with hybrid actions (a Dict or Tuple) cannot be exported: a file has one"
+            " array of actions. Use share, and predict of the loaded policy"
         )
     actor = policy.evaluation_actor(not stochastic, policy.config.seed)
     if not isinstance(actor, (*_EVALUATION, *_EPSILON_GREEDY)):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.types import ActionSpec, Array
+from rl_training.types import ActionSpec, Array, HybridActionSpec
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -397,7 +397,134 @@ class TanhGaussianHead(_NormalNoise):
         return choose
 
 
-PolicyHead: TypeAlias = CategoricalHead | GaussianHead | BernoulliHead
+class HybridHead(nn.Module):
+    """A Dict or Tuple of actions: the parts are independent, so that log-probabilities add up.
+
+    Actions are rows of numbers (see `HybridActionSpec`); the mask is that of all discrete parts.
+    """
+
+    noise_source: ClassVar[NoiseSource] = "uniform"
+
+    def __init__(self, spec: HybridActionSpec, log_std_init: float) -> None:
+        super().__init__()
+        parts = [part for _, part in spec.parts]
+        heads = [_make_plain_head(part, log_std_init) for part in parts]
+        self.heads = nn.ModuleList(heads)
+        self.param_size = sum(head.param_size for head in heads)
+        noises = [math.prod(head.noise_shape) for head in heads]
+        self.noise_shape: tuple[int, ...] = (sum(noises),)
+        self._sizes = {
+            "params": [head.param_size for head in heads],
+            "noise": noises,
+            "mask": [sum(part.nvec) for part in parts],
+            "action": [part.size for part in parts],
+            "distribution": [
+                (2 if isinstance(head, GaussianHead) else 1) * head.param_size for head in heads
+            ],
+        }
+
+    def _parts(self) -> list[CategoricalHead | GaussianHead | BernoulliHead]:
+        return cast("list[CategoricalHead | GaussianHead | BernoulliHead]", list(self.heads))
+
+    def _split(self, name: str, rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(rows, self._sizes[name], -1)
+
+    def _masks(self, mask: Tensor | None) -> list[Tensor | None]:
+        if mask is None:
+            return [None] * len(self.heads)
+        return [one if one.shape[-1] else None for one in self._split("mask", mask)]
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        drawn = [head.draw_noise(shape, generator) for head in self._parts()]
+        return torch.cat([one.reshape(*shape, -1) for one in drawn], -1)
+
+    def noise_from(self, drawn: Tensor) -> Tensor:
+        raise NotImplementedError("the parts' noise is made from different random numbers")
+
+    def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+        batch = params.shape[:-1]
+        of_parts = zip(
+            self._parts(),
+            self._split("params", params),
+            self._split("noise", noise),
+            self._masks(mask),
+            strict=True,
+        )
+        return self._row(
+            [
+                head.sample(own, drawn.reshape(*batch, *head.noise_shape), legal)
+                for head, own, drawn, legal in of_parts
+            ],
+            params,
+        )
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        of_parts = zip(self._parts(), self._split("params", params), self._masks(mask), strict=True)
+        return self._row([head.mode(own, legal) for head, own, legal in of_parts], params)
+
+    @staticmethod
+    def _row(actions: list[Tensor], params: Tensor) -> Tensor:
+        batch = params.shape[:-1]
+        return torch.cat([one.reshape(*batch, -1).to(params.dtype) for one in actions], -1)
+
+    def logprob_entropy(
+        self, params: Tensor, actions: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        batch = params.shape[:-1]
+        found = []
+        for head, own, columns, legal in zip(
+            self._parts(),
+            self._split("params", params),
+            self._split("action", actions),
+            self._masks(mask),
+            strict=True,
+        ):
+            given = columns.reshape(*batch, *head.shape)
+            if not isinstance(head, GaussianHead):
+                given = given.long()
+            found.append(head.logprob_entropy(own, given, legal))
+        logprobs, entropies = zip(*found, strict=True)
+        return torch.stack(logprobs).sum(0), torch.stack(entropies).sum(0)
+
+    def distribution(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the distributions of the parts."""
+        of_parts = zip(self._parts(), self._split("params", params), self._masks(mask), strict=True)
+        return torch.cat([head.distribution(own, legal) for head, own, legal in of_parts], -1)
+
+    def kl(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the sum of the parts' divergences of each row."""
+        of_parts = zip(
+            self._parts(),
+            self._split("distribution", before),
+            self._split("distribution", after),
+            strict=True,
+        )
+        return torch.stack([head.kl(*pair) for head, *pair in of_parts]).sum(0)
+
+    def numpy_choice(self) -> NumpyChoice | None:
+        choices = [head.numpy_choice() for head in self._parts()]
+        known = [choose for choose in choices if choose is not None]
+        if len(known) < len(choices):
+            return None
+        shapes = [head.noise_shape for head in self._parts()]
+        of_params, of_noise = (np.cumsum(self._sizes[name])[:-1] for name in ("params", "noise"))
+
+        def choose(params: Array, noise: Array | None) -> Array:
+            rows = len(params)
+            drawn: list[Array | None] = [None] * len(known)
+            if noise is not None:
+                parts = np.split(noise, of_noise, -1)
+                drawn = [
+                    one.reshape(rows, *shape) for one, shape in zip(parts, shapes, strict=True)
+                ]
+            of_parts = zip(known, np.split(params, of_params, -1), drawn, strict=True)
+            found = [chosen(own, one).reshape(rows, -1) for chosen, own, one in of_parts]
+            return np.concatenate(found, -1, dtype=np.float32)
+
+        return choose
+
+
+PolicyHead: TypeAlias = CategoricalHead | GaussianHead | BernoulliHead | HybridHead
 """The heads whose actions have log-probabilities and an entropy."""
 
 
@@ -407,6 +534,14 @@ ReplayHead: TypeAlias = SquashedGaussianHead | TanhHead | TanhGaussianHead | Cat
 
 def make_action_head(spec: ActionSpec, log_std_init: float) -> PolicyHead:
     """The head for an action spec."""
+    if isinstance(spec, HybridActionSpec):
+        return HybridHead(spec, log_std_init)
+    return _make_plain_head(spec, log_std_init)
+
+
+def _make_plain_head(
+    spec: ActionSpec, log_std_init: float
+) -> CategoricalHead | GaussianHead | BernoulliHead:
     if spec.kind in ("discrete", "multi_discrete"):
         return CategoricalHead(spec.nvec, spec.shape)
     if spec.kind == "box":

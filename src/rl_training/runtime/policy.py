@@ -66,7 +66,7 @@ class TrainedPolicy:
         """Return the action for one observation, or actions for a batch of them."""
         batch, single = self._as_batch(obs)
         action = self._choose(self._greedy if deterministic else self._sampling, batch)
-        return action[0] if single else action
+        return self.action_spec.joined(action[0] if single else action)
 
     def predict(
         self,
@@ -221,7 +221,8 @@ class RecurrentTrainedPolicy(TrainedPolicy):
         actor.memory.set(memory_before(state, episode_start, rows, size, single=single))
         action = self._choose(actor, batch)
         after = torch.as_tensor(actor.memory.state).cpu().numpy().copy()
-        return (action[0], after[0]) if single else (action, after)
+        chosen = self.action_spec.joined(action[0] if single else action)
+        return chosen, after[0] if single else after
 
 
 def memory_before(

@@ -103,7 +103,7 @@ class LocalSource:
                 step = step._replace(reward=reward)
             add(obs, action, record, step)
             if self._on_step is not None:
-                received = self.env.action_spec.to_env(action)
+                received = self.env.action_spec.joined(self.env.action_spec.to_env(action))
                 self._on_step(obs, received, taken, self._infos_reader())
             obs = step.obs
         self.obs = obs
