@@ -379,9 +379,13 @@ def test_ppo_learns_cartpole_on_the_device_and_plays_gymnasiums(seed: int) -> No
         "CartPole-v1",
         vectorization="device",
         seed=seed,
-        **{**SMALL, "num_envs": 64, "total_timesteps": 300_000},
+        **{**SMALL, "num_envs": 32, "total_timesteps": 150_000},
         num_steps=32,
-        learning_rate=2e-3,
+        update_epochs=10,
+        learning_rate=1e-3,
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
     )
     model.learn(run_dir=None)
     assert model.evaluate(100, seed=1000 + seed).mean_return >= 475
