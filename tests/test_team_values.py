@@ -24,6 +24,7 @@ from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.models.team_q_network import MonotonicMixer
 from rl_training.runtime.assembly import build_algorithm
+from rl_training.runtime.callbacks import Callback
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress
 
 pytest.importorskip("pettingzoo")
@@ -341,8 +342,15 @@ def test_agents_with_different_spaces(make_config: MakeConfig) -> None:
         algo="idqn", env_id="pettingzoo:mpe2/simple_speaker_listener_v4", policies="separate",
         total_timesteps=384, normalize_obs=True, buffer_size=1000,
     )  # fmt: skip
-    trainer: Any = ExperimentManager.setup(config)
+    seen: set[str] = set()
+
+    class Seen(Callback):
+        def on_update(self, trainer: Any, event: Any) -> None:
+            seen.update(event.metrics)
+
+    trainer: Any = ExperimentManager.setup(config, callbacks=[Seen()])
     result = trainer.train()
+    assert {"losses/speaker_0/loss", "losses/listener_0/td_error"} <= seen
     norms = [one.module.norm["leaf0"] for one in trainer.learner.groups.values()]
     assert [float(norm.count) for norm in norms] == [192, 192]
     assert norms[0].mean.shape != norms[1].mean.shape
