@@ -70,8 +70,7 @@ def observation_space(case: Case) -> spaces.Space[Any]:
     image = spaces.Box(0, 255, (36, 40, 3), np.uint8)
     if case.observation == IMAGE:
         return image
-    # Also the name of another input, and of what critics of several agents see.
-    name = "place" if ALGORITHMS[case.algo].multi_agent else "state"
+    name = "state"  # also the name of another input
     entries: dict[str, spaces.Space[Any]] = {
         name: spaces.Box(-9.0, 5.0, (2, 2), np.float32),
         "kind": spaces.Discrete(3, start=-1),

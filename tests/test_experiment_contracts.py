@@ -37,7 +37,7 @@ MATRIX = ActionSpec("box", (2, 3), "float64", low=(-5.0,) * 6, high=(0.0,) * 6)
 MULTI_DISCRETE = ActionSpec("multi_discrete", (2,), "int64", nvec=(2, 3), start=(0, 0))
 MULTI_BINARY = ActionSpec("multi_binary", (3,), "int8")
 
-TEAM = ObsSpec({**DICT.leaves, "state": ArraySpec((7,), "float32")})
+TEAM = ObsSpec({**DICT.leaves, "team_state": ArraySpec((7,), "float32")})
 JOINT = ObsSpec({**TEAM.leaves, "team_alive": ArraySpec((3,), "bool")})
 
 SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {

@@ -411,7 +411,7 @@ def test_a_network_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
 def test_agents_with_a_number_and_a_state_of_the_team_act_on_what_they_see(tmp_path: Path) -> None:
     model = MAPPO(env_fn=Mortals, agent_id=True)
     made = model.export(tmp_path / "made", "torch", stochastic=True)
-    assert made.parity.origin == "recorded from TeamEnv"
+    assert made.parity.origin == "recorded from Mortals"
     inputs = json.loads((made.folder / "policy.json").read_text())["inputs"]
     names = ["observation.observation", "observation.agent", "noise"]
     assert [port["name"] for port in inputs] == names

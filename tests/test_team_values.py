@@ -65,7 +65,7 @@ def test_the_loss_of_a_team() -> None:
 
 
 def test_the_mixer_by_hand() -> None:
-    mixer = MonotonicMixer(ObsSpec({"state": ArraySpec((1,), "float32")}), 2, size=2)
+    mixer = MonotonicMixer(ObsSpec({"team_state": ArraySpec((1,), "float32")}), 2, size=2)
     with torch.no_grad():
         # Of the state s: W1 = |s (-1 2; 3 -4)|, b1 = s (-20 1), w2 = |s (-1 0.5)|.
         for net, weights in (
@@ -90,7 +90,7 @@ def test_the_mixer_by_hand() -> None:
 @pytest.mark.parametrize("hidden_sizes", [(), (16,)])
 def test_the_mixer_falls_with_no_value(hidden_sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    state_spec = ObsSpec({"state": ArraySpec((5,), "float32")})
+    state_spec = ObsSpec({"team_state": ArraySpec((5,), "float32")})
     mixer = MonotonicMixer(state_spec, 4, size=8, hidden_sizes=hidden_sizes)
     values = (10 * torch.randn(200, 4)).requires_grad_()
     (slopes,) = torch.autograd.grad(mixer(values, 3 * torch.randn(200, 5)).sum(), values)
@@ -102,7 +102,7 @@ ROW = ObsSpec(
     {
         "observation": ArraySpec((1,), "float32"),
         "action_mask": ArraySpec((2,), "bool"),
-        "state": ArraySpec((1,), "float32"),
+        "team_state": ArraySpec((1,), "float32"),
         "team_alive": ArraySpec((2,), "bool"),
     }
 )
@@ -129,11 +129,11 @@ def a_batch() -> dict[str, Any]:
     after = torch.tensor([[[8.0], [0.0]], [[9.0], [1.5]]])
     state = torch.tensor([[1.0], [-1.0]])
     return {
-        "obs": {"observation": obs, "action_mask": masks, "state": state, "team_alive": alive},
+        "obs": {"observation": obs, "action_mask": masks, "team_state": state, "team_alive": alive},
         "next_obs": {
             "observation": after,
             "action_mask": masks,
-            "state": -state,
+            "team_state": -state,
             "team_alive": torch.tensor([[False, True], [False, True]]),
         },
         "actions": torch.tensor([[1, 0], [1, 1]]),
@@ -164,8 +164,8 @@ def test_the_loss_of_qmix_mixes_both_sides_with_their_own_states() -> None:
     mixer, target = learner.module.mixer, learner.target.module.mixer
     chosen = torch.tensor([[1.5, 3.0], [0.0, -2.0]])
     best = torch.tensor([[0.0, 0.0], [0.0, -5.0]])
-    values = mixer(chosen, batch["obs"]["state"])
-    targets = batch["rewards"] + 0.5 * target(best, batch["next_obs"]["state"])
+    values = mixer(chosen, batch["obs"]["team_state"])
+    targets = batch["rewards"] + 0.5 * target(best, batch["next_obs"]["team_state"])
     torch.testing.assert_close(metrics["td_errors"], (targets - values).detach())
 
 
@@ -203,13 +203,13 @@ def test_a_replay_of_teams(make_config: MakeConfig) -> None:
     lives = [[agent in alive for agent in "abc"] for alive in ALIVE]
     assert batch["obs"]["team_alive"].tolist() == lives
     assert batch["next_obs"]["team_alive"].tolist() == [*lives[1:], [False, False, True]]
-    assert batch["obs"]["state"][:, 0].tolist() == list(range(LENGTH))
-    assert batch["next_obs"]["state"].tolist() == [
+    assert batch["obs"]["team_state"][:, 0].tolist() == list(range(LENGTH))
+    assert batch["next_obs"]["team_state"].tolist() == [
         [t + 1, len(alive), 0.5, 7.0] for t, alive in enumerate([*ALIVE[1:], ""])
     ]
     assert batch["obs"]["observation"][3].tolist() == [[0, 0], [1, 3], [2, 3]]
     assert batch["next_obs"]["observation"][6, 2].tolist() == [2, 7]
-    assert at(replay, LENGTH)["obs"]["state"].tolist() == [[0, 2, 0.5, 7]]  # the next episode
+    assert at(replay, LENGTH)["obs"]["team_state"].tolist() == [[0, 2, 0.5, 7]]  # the next episode
     trainer.close()
 
 
@@ -236,7 +236,7 @@ def test_a_wrappers_time_limit_truncates_a_team(make_config: MakeConfig) -> None
     batch = at(trainer.replay, 3)
     assert batch["discounts"].tolist() == [0.5]
     assert batch["next_obs"]["team_alive"].tolist() == [[False, True, True]]
-    assert batch["next_obs"]["state"].tolist() == [[4, 2, 0.5, 7]]
+    assert batch["next_obs"]["team_state"].tolist() == [[4, 2, 0.5, 7]]
     trainer.close()
 
 

@@ -192,7 +192,7 @@ def test_dict_observations_are_joined_for_the_critic() -> None:
     own = {name: seen[2][name][2] for name in ("who", "inner.turn")}
     np.testing.assert_array_equal(own["who"], [0, 0, 1])
     assert own["inner.turn"] == [2]
-    state = seen[2]["state"][2]
+    state = seen[2]["team_state"][2]
     assert state.shape == (12,)
     assert not state[:4].any()
     assert sorted(state[4:8].tolist()) == [0, 0, 1, 1]
@@ -204,11 +204,11 @@ def test_state_and_agent_ids() -> None:
     seen, _ = walk(adapter, 4)
     adapter.close()
     np.testing.assert_array_equal(seen[0]["agent"][:2], [[1, 0, 0], [0, 1, 0]])
-    np.testing.assert_array_equal(seen[2]["state"][1], [2, 1, 0.5, 7])
+    np.testing.assert_array_equal(seen[2]["team_state"][1], [2, 1, 0.5, 7])
     joined = adapter_of(functools.partial(Duel, length=9), "mappo")
     seen, _ = walk(joined, 3)
     joined.close()
-    np.testing.assert_array_equal(seen[2]["state"][0], [0, 2, 1, 1])  # what each saw last
+    np.testing.assert_array_equal(seen[2]["team_state"][0], [0, 2, 1, 1])  # what each saw last
 
 
 # -- returns of turns ------------------------------------------------------------------------------

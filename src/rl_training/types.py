@@ -19,6 +19,9 @@ Obs: TypeAlias = Array | dict[str, Array]
 ACTION_MASK = "action_mask"
 """Key of a Dict observation that marks the legal actions; encoders do not see it."""
 
+TEAM_STATE, TEAM_ALIVE = "team_state", "team_alive"
+"""Keys of what all rows of a team share: its state, and which of its agents live."""
+
 
 class RunSettings(Protocol):
     """Settings of a run that an algorithm's hyperparameters are checked against."""

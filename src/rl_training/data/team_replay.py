@@ -11,10 +11,16 @@ from torch import Tensor
 
 from rl_training.data import finite
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.types import ActionSpec, Array, Obs, ObsSpec, Rows, VectorStep
-
-STATE, ALIVE = "state", "team_alive"
-"""Keys of what the rows of a team share (`envs.team_layout`)."""
+from rl_training.types import (
+    TEAM_ALIVE,
+    TEAM_STATE,
+    ActionSpec,
+    Array,
+    Obs,
+    ObsSpec,
+    Rows,
+    VectorStep,
+)
 
 
 def joint_specs(
@@ -26,7 +32,7 @@ def joint_specs(
     """
     leaves = {
         name: leaf
-        if name in (STATE, ALIVE)
+        if name in (TEAM_STATE, TEAM_ALIVE)
         else dataclasses.replace(leaf, shape=(num_agents, *leaf.shape))
         for name, leaf in obs_spec.leaves.items()
     }
@@ -50,9 +56,9 @@ class TeamReplay(ReplayBuffer):
     """A `ReplayBuffer` whose environments are teams; it takes the rows of their agents.
 
     Its reward is the sum over the agents that acted. A team has terminated where no agent is left
-    whose value could be bootstrapped; where it was truncated, `ALIVE` of its final observation is
-    which agents lived until then. ``obs_spec`` and ``action_spec`` are those of a row, ``num_envs``
-    counts teams, and ``capacity`` transitions of teams.
+    whose value could be bootstrapped; where it was truncated, `TEAM_ALIVE` of its final observation
+    is which agents lived until then. ``obs_spec`` and ``action_spec`` are those of a row,
+    ``num_envs`` counts teams, and ``capacity`` transitions of teams.
     """
 
     members: Sequence[str] = ()
@@ -66,7 +72,7 @@ class TeamReplay(ReplayBuffer):
         action_spec: ActionSpec,
         **settings: Any,
     ) -> None:
-        self.num_agents = obs_spec.leaves[ALIVE].size
+        self.num_agents = obs_spec.leaves[TEAM_ALIVE].size
         specs = joint_specs(obs_spec, action_spec, self.num_agents)
         super().__init__(capacity, num_envs, *specs, **settings)
 
@@ -80,16 +86,16 @@ class TeamReplay(ReplayBuffer):
         Rows of agents that are gone are empty: what is shared is read from one that is not.
         """
         by_team = {name: self._by_team(leaf) for name, leaf in obs.items()}
-        present = by_team[ALIVE].any(-1).argmax(1)
+        present = by_team[TEAM_ALIVE].any(-1).argmax(1)
         teams = np.arange(self.num_envs)
-        shared = {k: by_team[k][teams, present] for k in (STATE, ALIVE) if k in by_team}
+        shared = {k: by_team[k][teams, present] for k in (TEAM_STATE, TEAM_ALIVE) if k in by_team}
         return {**by_team, **shared}
 
     def add(self, obs: Obs, action: Array, record: Mapping[str, Tensor], step: VectorStep) -> None:
         """Append one step of every team, given as rows of agents."""
         acted = self._by_team(step.valid)
         final = self._joint(step.final_obs)
-        alive = final[ALIVE]
+        alive = final[TEAM_ALIVE]
         over = ~_any(alive & ~self._by_team(step.truncated))
         can_bootstrap = _any(alive)
         joint = VectorStep(
@@ -110,10 +116,10 @@ class TeamReplay(ReplayBuffer):
     def newest_observations(self, count: int) -> Rows:
         """Return what the agents observed in the newest steps, and who of them lived, as rows."""
         newest, valid = super().newest_observations(count)
-        lives = newest[ALIVE] & valid[:, None]
+        lives = newest[TEAM_ALIVE] & valid[:, None]
         obs = {
             name: leaf.repeat_interleave(self.num_agents, 0)
-            if name in (STATE, ALIVE)
+            if name in (TEAM_STATE, TEAM_ALIVE)
             else leaf.flatten(0, 1)
             for name, leaf in newest.items()
         }
@@ -130,7 +136,7 @@ class TeamReplay(ReplayBuffer):
         """Return the newest ``count`` rows, with observations of each agent apart."""
         fields: list[finite.Field] = []
         for field in super()._newest_fields(count):
-            is_shared = any(field.name.endswith(f"[{key!r}]") for key in (STATE, ALIVE))
+            is_shared = any(field.name.endswith(f"[{key!r}]") for key in (TEAM_STATE, TEAM_ALIVE))
             if field.part not in (finite.OBSERVATION, finite.FINAL) or is_shared:
                 fields.append(field)
                 continue

@@ -13,9 +13,9 @@ from gymnasium.envs.registration import EnvSpec
 
 from rl_training.envs import spaces
 from rl_training.envs.team_games import Game, GameStep, game_of, is_game
-from rl_training.envs.team_layout import AGENT, ALIVE, OBSERVATION, STATE, TEAM, Group, TeamLayout
+from rl_training.envs.team_layout import AGENT, OBSERVATION, TEAM, Group, TeamLayout
 from rl_training.errors import ConfigError, did_you_mean
-from rl_training.types import ACTION_MASK, Array, ArraySpec, ObsSpec
+from rl_training.types import ACTION_MASK, TEAM_ALIVE, TEAM_STATE, Array, ArraySpec, ObsSpec
 
 PREFIX = "pettingzoo"
 """What ids of PettingZoo's environments begin with, as in pettingzoo:mpe2/simple_spread_v3."""
@@ -140,9 +140,9 @@ class TeamEnv(gym.Env[Array, Array]):
             more[AGENT] = ArraySpec((members,), "float32", nvec=(members,), start=(0,))
         if self._options.state:
             size = len(self._joined({})) if self._joins else int(np.size(self._env_state()))
-            more[STATE] = ArraySpec((size,), "float32")
+            more[TEAM_STATE] = ArraySpec((size,), "float32")
         if self._options.alive:
-            more[ALIVE] = ArraySpec((members,), "bool")
+            more[TEAM_ALIVE] = ArraySpec((members,), "bool")
         if not more:
             return own
         leaves = dict(own.leaves) if own.is_dict else {OBSERVATION: own.leaves[""]}
@@ -248,10 +248,10 @@ class TeamEnv(gym.Env[Array, Array]):
 
     def _shared(self, step: GameStep) -> dict[str, Array]:
         """Return the arrays that are equal in the rows of all agents."""
-        shared = {STATE: self._state()} if self._options.state else {}
+        shared = {TEAM_STATE: self._state()} if self._options.state else {}
         if self._options.alive:
             alive = self._game.alive or step.truncated - step.terminated
-            shared[ALIVE] = np.array([agent in alive for agent in self._agents])
+            shared[TEAM_ALIVE] = np.array([agent in alive for agent in self._agents])
         return shared
 
     def _state(self) -> Array:

@@ -21,9 +21,8 @@ from rl_training.types import (
 
 TEAM = "rl_training/team"
 """Key of a `TeamLayout` in the metadata of an environment."""
-OBSERVATION, AGENT, STATE, ALIVE = "observation", "agent", "state", "team_alive"
-"""Keys of a row's observation: the agent's own, its number, and of the whole team the state and
-which agents live."""
+OBSERVATION, AGENT = "observation", "agent"
+"""Keys of a row's observation: the agent's own, and its number."""
 _COLUMNS = ("reward", "acts", "alive", "terminated", "truncated")
 """What a step holds of each agent besides its observation."""
 

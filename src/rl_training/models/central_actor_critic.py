@@ -15,15 +15,17 @@ from rl_training.models.mlp_actor_critic import FeedForwardActorCritic
 from rl_training.models.normalizer import RunningNorm
 from rl_training.models.observing import ObservingModule
 from rl_training.models.recurrent.lstm_actor_critic import LSTMActorCritic
-from rl_training.types import ActionSpec, ObsSpec, Rows
+from rl_training.types import TEAM_ALIVE, TEAM_STATE, ActionSpec, ObsSpec, Rows
 
-_OBSERVATION, _AGENT, STATE, ALIVE = "observation", "agent", "state", "team_alive"
+_OBSERVATION, _AGENT = "observation", "agent"
 """Keys of a row's observation (`envs.team_layout`)."""
 
 
 def own_spec(spec: ObsSpec) -> ObsSpec:
     """Return the part of a row's observation that its agent sees: all but what the team shares."""
-    leaves = {name: leaf for name, leaf in spec.leaves.items() if name not in (STATE, ALIVE)}
+    leaves = {
+        name: leaf for name, leaf in spec.leaves.items() if name not in (TEAM_STATE, TEAM_ALIVE)
+    }
     return (
         ObsSpec({"": leaves[_OBSERVATION]}) if list(leaves) == [_OBSERVATION] else ObsSpec(leaves)
     )
@@ -57,7 +59,7 @@ class TeamView:
 
     def _critics(self, obs: Any) -> Tensor:
         """Return the features of the value function."""
-        shown = {name: obs[name] for name in (STATE, _AGENT) if name in obs}
+        shown = {name: obs[name] for name in (TEAM_STATE, _AGENT) if name in obs}
         features, _ = self.observer.encode(shown)
         return features
 
@@ -69,7 +71,7 @@ class TeamView:
 
 def _observer(obs_spec: ObsSpec, clip: float | None) -> ObservingModule:
     """Return what encodes the state of the team, and the number of the agent where it is known."""
-    seen = {name: obs_spec.leaves[name] for name in (STATE, _AGENT) if name in obs_spec.leaves}
+    seen = {name: obs_spec.leaves[name] for name in (TEAM_STATE, _AGENT) if name in obs_spec.leaves}
     return ObservingModule(ObsSpec(seen), DEFAULT_ENCODER, clip)
 
 
@@ -193,7 +195,7 @@ class CentralLSTMActorCritic(TeamView, LSTMActorCritic):
         self, obs: Any, state: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return actions, next states, and what a rollout may record: nothing without a state."""
-        if isinstance(obs, dict) and STATE in obs:
+        if isinstance(obs, dict) and TEAM_STATE in obs:
             return super().act(obs, state, noise)
         params, mask, after = self.policy_step(obs, state)
         if noise is None:

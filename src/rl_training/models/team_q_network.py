@@ -11,26 +11,27 @@ from torch.nn import functional
 from rl_training._internal.tree import tree_map
 from rl_training.communicator import ALONE, Communicator
 from rl_training.models.action_heads import NumpyChoice
-from rl_training.models.central_actor_critic import ALIVE, STATE, own_part, own_spec
+from rl_training.models.central_actor_critic import own_part, own_spec
 from rl_training.models.encoders import DEFAULT_ENCODER
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.observing import ObservingModule
-from rl_training.types import ActionSpec, ObsSpec, Rows
+from rl_training.types import TEAM_ALIVE, TEAM_STATE, ActionSpec, ObsSpec, Rows
 
 
 class SummedQNetwork(MLPQNetwork):
     """A network that all agents of a team share; the team's value is the sum of theirs (VDN).
 
     Acting, it takes rows of agents. In `agent_values` and `team_values` what agents observe is
-    (teams, agents, ...), and `ALIVE` is which of them live: the values of others count as zero.
+    (teams, agents, ...), and `TEAM_ALIVE` is which of them live: the values of others count as
+    zero.
     """
 
     def __init__(self, obs_spec: ObsSpec, action_spec: ActionSpec, **settings: Any) -> None:
         own = own_spec(obs_spec)
         super().__init__(own, action_spec, **settings)
         self._own_spec = own
-        self.num_agents = obs_spec.leaves[ALIVE].size
+        self.num_agents = obs_spec.leaves[TEAM_ALIVE].size
 
     def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the values of all actions, and the mask of the legal ones."""
@@ -45,7 +46,7 @@ class SummedQNetwork(MLPQNetwork):
 
     def team_values(self, values: Tensor, obs: Any) -> Tensor:
         """Return the value of each team, given (teams, agents) values of the agents' actions."""
-        total: Tensor = (values * obs[ALIVE]).sum(-1)
+        total: Tensor = (values * obs[TEAM_ALIVE]).sum(-1)
         return total
 
     def update_normalizer(self, *rows: Rows, communicator: Communicator = ALONE) -> None:
@@ -79,7 +80,7 @@ class MixedQNetwork(SummedQNetwork):
             obs_spec, action_spec, normalize_obs=normalize_obs, clip_obs=clip_obs, **settings
         )
         self.mixer = MonotonicMixer(
-            ObsSpec({STATE: obs_spec.leaves[STATE]}),
+            ObsSpec({TEAM_STATE: obs_spec.leaves[TEAM_STATE]}),
             self.num_agents,
             size=mixing_size,
             hidden_sizes=hypernet_hidden_sizes,
@@ -88,7 +89,7 @@ class MixedQNetwork(SummedQNetwork):
 
     def team_values(self, values: Tensor, obs: Any) -> Tensor:
         """Return the value of each team, given (teams, agents) values of the agents' actions."""
-        mixed: Tensor = self.mixer(values * obs[ALIVE], obs[STATE])
+        mixed: Tensor = self.mixer(values * obs[TEAM_ALIVE], obs[TEAM_STATE])
         return mixed
 
 
@@ -119,7 +120,7 @@ class MonotonicMixer(ObservingModule):
 
     def forward(self, values: Tensor, state: Tensor) -> Tensor:
         """Return the value of each team, given (teams, agents) values and the states."""
-        features, _ = self.encode({STATE: state})
+        features, _ = self.encode({TEAM_STATE: state})
         weights = self.weights(features).abs().view(-1, *self._shape)
         mixed = torch.bmm(values.unsqueeze(1), weights).squeeze(1)
         hidden = functional.elu(mixed + self.bias(features))
