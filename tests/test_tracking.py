@@ -131,6 +131,7 @@ def history(path: Path) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
+@pytest.mark.full
 def test_a_killed_and_resumed_run_is_one_curve_in_wandb(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
