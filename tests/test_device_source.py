@@ -334,6 +334,7 @@ def test_ids_can_be_registered(make_config: MakeConfig) -> None:
     [
         ({"algo": "dqn"}, "vectorization: device does not work with dqn; use ppo, a2c or ppg"),
         ({"normalize_reward": True}, "'normalize_reward' must be false with vectorization: device"),
+        ({"device": "mps"}, "'device' must be auto, cpu or cuda with vectorization: device"),
         ({"shards": 2}, "'shards' must be 1 with vectorization: device"),
         ({"log_info": ["a"]}, "'log_info' must be empty with vectorization: device"),
         ({"env_id": "LunarLander-v3"}, "no environment 'LunarLander-v3' on a device"),

@@ -434,6 +434,7 @@ class TrainConfig(Generic[AlgoConfig]):
             ("dataset", self.dataset is None, "unset"),
             ("normalize_reward", not self.normalize_reward, "false"),
             ("log_info", not self.log_info, "empty"),
+            ("device", self.device != "mps", "auto, cpu or cuda"),  # sums are float64
         ):
             if not fits:
                 raise ConfigError(f"'{name}' must be {wanted} with vectorization: device")
