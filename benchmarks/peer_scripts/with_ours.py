@@ -9,6 +9,7 @@ from common import Clock, Request, TimeUpError, Trained, answer
 from rl_training import TrainConfig
 from rl_training.runtime.callbacks import Callback, UpdateEnd
 from rl_training.runtime.setup import ExperimentManager
+from rl_training.runtime.workflows import policy_from_weights
 
 OWN_NAMES = {
     "ppo": {"anneal_lr": False},
@@ -48,14 +49,16 @@ def train(request: Request, clock: Clock) -> Trained:
         algo_kwargs=knobs,
     )
     callbacks = [Stop(clock)] if request.seconds else []
-    result = ExperimentManager.setup(config, callbacks=callbacks, run_dir=None).train()
+    trainer = ExperimentManager.setup(config, callbacks=callbacks, run_dir=None)
+    trainer.train()
+    policy = policy_from_weights(trainer.policy_state())
 
     def begin() -> Any:
         state = None
 
         def act(obs: Any) -> Any:
             nonlocal state
-            action, state = result.policy.predict(obs, state)
+            action, state = policy.predict(obs, state)
             return action
 
         return act
