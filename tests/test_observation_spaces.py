@@ -333,13 +333,14 @@ def test_tabular_environments_train(env_id: str, algo: str, make_config: MakeCon
     assert "eval/return_mean" in result.metrics
 
 
-def test_drqn_takes_a_discrete_observation_and_refuses_a_tuple(make_config: MakeConfig) -> None:
+def test_drqn_takes_a_discrete_observation_and_a_tuple(make_config: MakeConfig) -> None:
     agent = DRQN(make_config(algo="drqn", env_id="FrozenLake-v1", total_timesteps=256))
     agent.learn()
     action, _ = agent.predict(3)
     assert action in range(4)
-    with pytest.raises(ConfigError, match=r"drqn takes vector observations, not Tuple ones.*ppo"):
-        DRQN(make_config(algo="drqn", env_id="Blackjack-v1")).learn()
+    agent = DRQN(make_config(algo="drqn", env_id="Blackjack-v1", total_timesteps=256))
+    agent.learn()
+    assert agent.predict((12, 5, 0))[0] in range(2)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])

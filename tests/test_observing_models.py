@@ -213,8 +213,7 @@ def test_the_mask_is_no_feature(name: str) -> None:
     obs["action_mask"] = torch.ones_like(mask)
     assert torch.equal(model.encode(obs)[0], features)
     if hasattr(model, "policy"):
-        none = None if isinstance(model, MLPActor) else obs["action_mask"]
-        assert model.policy(obs)[1] is none
+        assert model.policy(obs)[1] is obs["action_mask"]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -13,7 +13,7 @@ from rl_training.algorithms.ppo import ppo_loss
 from rl_training.contrib.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig, recurrent_ppo_loss
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.types import Progress
+from rl_training.types import Progress, Remembered
 
 START = Progress(0, 1000)
 COEFFICIENTS: dict[str, Any] = {"clip_coef": 0.2, "ent_coef": 0.01, "vf_coef": 0.5}
@@ -109,12 +109,12 @@ def test_values_and_logprobs_of_a_rollout_are_those_of_acting(make_config: MakeC
             state = torch.where(rollout.dones[t].bool().unsqueeze(1), 0.0, after)
             ends += int(rollout.dones[t].sum())
             noticed += int((rollout.bootstrap[t] != 0).sum())
-        last = model.critic(model._remember(model.encode(rollout.next_obs)[0][None], state)[1][0])
+        last = model.value(Remembered(rollout.next_obs, state))
     assert ends >= 9
     assert 1 <= noticed <= ends
     # A_T = r + gamma V(next) - V where nothing ended with the last step.
     going_on = rollout.dones[-1] == 0
-    advantage = rollout.rewards[-1] + 0.99 * last.squeeze(-1) - rollout.values[-1]
+    advantage = rollout.rewards[-1] + 0.99 * last - rollout.values[-1]
     torch.testing.assert_close(rollout.advantages[-1][going_on], advantage[going_on])
     trainer.close()
 

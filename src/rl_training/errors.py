@@ -171,7 +171,7 @@ _NOT_HERE = {
     "render_mode": "Use env_kwargs={'render_mode': ...}, or the commands record and play",
 }
 """Settings of other libraries without a counterpart of the same kind."""
-_MOST_LISTED = 20
+_MOST_LISTED = 30
 """A longer list of known names is left out of a message."""
 
 _MIN_SIMILARITY = 0.72
