@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,12 @@ REPEATED = (
     "test_zoo_presets.py::test_an_interrupted_benchmark_goes_on_where_it_stopped[Ctrl-C]",
 )
 """Slow tests of what others test, too, with another algorithm or signal: in `make test-full`."""
+
+
+def pytest_sessionstart() -> None:
+    """Let tests interrupt processes with SIGINT, which jobs in the background of a shell ignore."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
