@@ -29,6 +29,7 @@ from rl_training.search_space import Choice, Range, declared_space
 from rl_training.tools.report.log import Series
 from rl_training.tools.tune import api, loop, trial
 from rl_training.tools.tune.api import study_name
+from rl_training.tools.tune.cma_es import ReplayedCmaEs
 from rl_training.tools.tune.loop import run_trials
 from rl_training.tools.tune.result import short_settings, write_study
 from rl_training.tools.tune.scores import interquartile_mean, interval, score
@@ -223,7 +224,7 @@ def test_seeds() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampler": "cmaes"}, "pickle"),
+        ({"sampler": "cmaes", "space": {"num_steps": [32, 64]}}, "a setting with a range"),
         ({"sampler": "randm"}, "Did you mean 'random'"),
         ({"sampler": "brute_force"}, "needs a space of lists"),
         ({"pruner": "medain"}, "Did you mean 'median'"),
@@ -300,7 +301,7 @@ def numbers_of(study: TuningStudy) -> list[dict[str, Any]]:
     return [dict(one.params) for one in study.trials()]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "nsgaii", "brute_force"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes", "qmc", "nsgaii", "brute_force"])
 def test_a_continued_study_samples_what_an_uninterrupted_one_would(
     sampler: str, tmp_path: Path
 ) -> None:
@@ -309,7 +310,7 @@ def test_a_continued_study_samples_what_an_uninterrupted_one_would(
 
     def go(folder: Path, *, reopened: bool) -> list[dict[str, Any]]:
         study = None
-        for value in range(13 if sampler == "tpe" else 5):
+        for value in range(13 if sampler in ("tpe", "cmaes") else 5):
             if study is None or (reopened and value in (3, 11)):
                 study = make_study(folder, sampler=sampler, space=space)
             claimed = study.next_trial(20)
@@ -323,9 +324,39 @@ def test_a_continued_study_samples_what_an_uninterrupted_one_would(
     assert len({str(params) for params in whole}) > 2
 
 
-def test_brute_force_ends_when_all_combinations_were_tried(tmp_path: Path) -> None:
+def test_cma_es_computes_the_state_that_optuna_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize")
+
+    def try_one(sampler: Any) -> None:
+        study.sampler = sampler
+        one = study.ask()
+        x, n = one.suggest_float("x", 1e-4, 1.0, log=True), one.suggest_int("n", 1, 64)
+        flag = one.suggest_categorical("flag", (False, True))
+        study.tell(one, -((np.log10(x) + 2) ** 2) - (n - 20) ** 2 / 100 + flag)
+
+    for seed in range(30):
+        try_one(optuna.samplers.CmaEsSampler(seed=seed))
+    theirs: Any = optuna.samplers.CmaEsSampler()._restore_optimizer(study.trials)
+    monkeypatch.setattr("pickle.loads", None)  # the study holds pickles now
+    monkeypatch.setattr("pickle.dumps", None)
+    ours = ReplayedCmaEs(seed=30)
+    try_one(ours)
+    mine = ours._restore_optimizer(study.trials[:-1])
+    assert mine.generation == theirs.generation == 4
+    for name in ("mean", "_C", "_sigma", "_p_sigma", "_pc"):
+        np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-12)
+    for seed in range(31, 60):
+        try_one(ReplayedCmaEs(seed=seed))
+    assert ours._restore_optimizer(study.trials).generation == 9
+    assert not any("cma:optimizer:0" in one.system_attrs for one in study.trials[30:])
+    assert abs(ours._restore_optimizer(study.trials).mean[0] - 0.4) < 0.2  # n of 20, in [0, 1]
+
+
+@pytest.mark.parametrize("sampler", ["brute_force", "grid"])
+def test_all_combinations_are_tried_once(sampler: str, tmp_path: Path) -> None:
     space = {"num_steps": [32, 64], "update_epochs": {"low": 1, "high": 2}}
-    study = make_study(tmp_path, sampler="brute_force", space=space)
+    study = make_study(tmp_path, sampler=sampler, space=space)
     while (claimed := study.next_trial(50)) is not None:
         study.finish(claimed, 0.0)
     tried = [(one.params["num_steps"], one.params["update_epochs"]) for one in study.trials()]

@@ -93,7 +93,8 @@ def tune(
             declares.
         objective: "final", the last evaluation of a run, or "curve", the mean of all of them.
         evaluations: evaluations of a run, at which a trial may be pruned.
-        sampler: one of Optuna's samplers: tpe, random, gp, qmc, nsgaii, nsgaiii or brute_force.
+        sampler: one of Optuna's samplers: tpe, random, gp, cmaes, qmc, nsgaii, nsgaiii,
+            brute_force or grid.
         sampler_seed: seed of the sampler.
         pruner: "median", "halving", "hyperband" or "none".
         final: how many seeds for the final evaluation, from 1 on, or the seeds themselves.

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError, UserError, did_you_mean
+from rl_training.tools.tune.samplers import check_sampler
 from rl_training.tools.tune.scores import Objective
 from rl_training.tools.tune.space import Space
 
@@ -18,20 +19,6 @@ FIRST_SEED = 101
 _MOST_SEEDS = 100
 _MAX_SEED = 2**31
 _NOT_COMPARED = ("output_dir", "progress", "torch_threads", "seed")
-SAMPLERS: Mapping[str, str] = {
-    "tpe": "TPESampler",
-    "random": "RandomSampler",
-    "gp": "GPSampler",
-    "qmc": "QMCSampler",
-    "nsgaii": "NSGAIISampler",
-    "nsgaiii": "NSGAIIISampler",
-    "brute_force": "BruteForceSampler",
-}
-"""Optuna's samplers by our names."""
-_REFUSED_SAMPLERS = {
-    "cmaes": "it keeps a pickle in the study, which is never loaded here",
-    "grid": "brute_force tries all combinations of a space of lists",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,14 +42,7 @@ class StudySettings:
         if self.pruner not in get_args(Pruner):
             hint = did_you_mean(str(self.pruner), get_args(Pruner))
             raise ConfigError(f"unknown pruner {self.pruner!r}.{hint}")
-        if reason := _REFUSED_SAMPLERS.get(self.sampler):
-            raise ConfigError(f"the sampler {self.sampler!r} is not offered: {reason}")
-        if self.sampler not in SAMPLERS:
-            raise ConfigError(
-                f"unknown sampler {self.sampler!r}.{did_you_mean(self.sampler, SAMPLERS)}"
-            )
-        if self.sampler == "brute_force" and self.space.combinations is None:
-            raise ConfigError("the sampler 'brute_force' needs a space of lists and whole numbers")
+        check_sampler(self.sampler, self.space)
         if not 1 <= self.evaluations <= self.config.total:
             raise ConfigError(
                 f"evaluations must be at least 1, and at most the {self.config.total:,}"

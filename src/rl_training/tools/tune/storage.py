@@ -1,6 +1,6 @@
 """Where a study is stored: a SQLite database or a journal of JSON lines, shared by processes.
 
-Neither is unpickled. (Optuna's CMA-ES sampler keeps a pickle in the study, and is not offered.)
+Neither is unpickled, nor is what Optuna's CMA-ES sampler would store in them (see `cma_es`).
 """
 
 from __future__ import annotations

@@ -15,17 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import ConfigError, UserError
+from rl_training.errors import UserError
 from rl_training.runs import RunLock, storage_errors
-from rl_training.seeding import stream_seed
 from rl_training.tools.tune.locks import locked, try_lock
-from rl_training.tools.tune.settings import SAMPLERS, StudySettings, require_same
+from rl_training.tools.tune.samplers import make_sampler, tries_all
+from rl_training.tools.tune.settings import StudySettings, require_same
 from rl_training.tools.tune.storage import check_storage, lock_file, open_storage
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
 _SETTINGS, _FOLDER, _COMMAND = "rl_training", "folder", "command"
@@ -124,7 +123,7 @@ class TuningStudy:
                     lock = try_lock(self.folder_of(frozen))
                     if lock is not None:
                         return self._claim(frozen, lock)
-            if self.settings.sampler == "brute_force":
+            if tries_all(self.settings.sampler):
                 target = min(target, self.settings.space.combinations or target)
             waiting = any(frozen.state == TrialState.WAITING for frozen in trials)
             if not waiting and self._counted(trials) >= target:
@@ -161,7 +160,7 @@ class TuningStudy:
             return self._ask(len(by_number))
 
     def _ask(self, number: int) -> ClaimedTrial:
-        self.study.sampler = _sampler(self.settings, number)
+        self.study.sampler = make_sampler(self.settings.sampler, self.settings.sampler_seed, number)
         asked = self.study.ask().number
         frozen = next(one for one in self.trials() if one.number == asked)
         lock = try_lock(self.folder_of(frozen))
@@ -172,7 +171,9 @@ class TuningStudy:
     def _claim(self, frozen: FrozenTrial, lock: RunLock) -> ClaimedTrial:
         import optuna
 
-        self.study.sampler = _sampler(self.settings, frozen.number)
+        self.study.sampler = make_sampler(
+            self.settings.sampler, self.settings.sampler_seed, frozen.number
+        )
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -267,25 +268,6 @@ def _readable(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"cannot read the study in {path}: {reason}") from error
-
-
-def _sampler(settings: StudySettings, number: int) -> BaseSampler:
-    """Return the sampler of a trial, seeded by its number: it needs no state of its own."""
-    import optuna
-
-    # QMC numbers its points in the study; they are of one sequence only with one seed.
-    number = 0 if settings.sampler == "qmc" else number
-    seed = stream_seed(settings.sampler_seed, "sampler", number) % 2**32
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some samplers are called experimental
-        made: BaseSampler
-        try:
-            made = getattr(optuna.samplers, SAMPLERS[settings.sampler])(seed=seed)
-        except ImportError as error:
-            raise ConfigError(
-                f"the sampler {settings.sampler!r} needs a package that is not installed: {error}"
-            ) from None
-    return made
 
 
 def _pruner(settings: StudySettings) -> BasePruner:
