@@ -27,6 +27,7 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
 QUICK_KNOBS["ippo"] = QUICK_KNOBS["mappo"] = {"num_steps": 32}
 QUICK_KNOBS["idqn"] = QUICK_KNOBS["vdn"] = QUICK_KNOBS["qmix"] = QUICK_KNOBS["dqn"]
 QUICK_KNOBS["a2c"] = {"num_steps": 16}
+QUICK_KNOBS["pqn"] = {"num_steps": 32, "num_minibatches": 2}
 QUICK_KNOBS["impala"] = {"num_steps": 32, "num_minibatches": 2}
 QUICK_KNOBS["appo"] = {"num_steps": 64}
 QUICK_KNOBS["ppg"] = {"num_steps": 64, "policy_phases": 3, "aux_epochs": 2}
@@ -37,6 +38,7 @@ QUICK_KNOBS["drqn"] = {
     "lstm_size": 16,
 }
 QUICK_KNOBS["sac"] = QUICK_KNOBS["td3"] = {**QUICK_KNOBS["dqn"], "hidden_sizes": [32, 32]}
+QUICK_KNOBS["sac_discrete"] = QUICK_KNOBS["sac"]
 for _offline in ("bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     QUICK_KNOBS[_offline] = {"batch_size": 32, "hidden_sizes": [32, 32]}
 

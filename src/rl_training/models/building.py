@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
 from torch import nn
@@ -93,9 +94,9 @@ def build_actor_critic(
 
 
 def build_q_network(
-    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec, *, layer_norm: bool = False
 ) -> FeedForwardQNetwork:
-    """Return DQN's network."""
+    """Return DQN's network; with ``layer_norm``, PQN's."""
     settings = config.algo_kwargs
     network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
     if network is not None:
@@ -104,7 +105,11 @@ def build_q_network(
             "clip_obs": config.clip_obs,
         }
         return CustomQNetwork(obs_spec, action_spec, network, **shared)
-    return MLPQNetwork(obs_spec, action_spec, **q_network_settings(config, obs_spec))
+    options = q_network_settings(config, obs_spec)
+    if layer_norm:
+        encoder = dataclasses.replace(options["encoder"], layer_norm=True)
+        options |= {"layer_norm": True, "encoder": encoder}
+    return MLPQNetwork(obs_spec, action_spec, **options)
 
 
 def q_network_settings(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, Any]:
