@@ -43,6 +43,7 @@ for _offline in ("bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     QUICK_KNOBS[_offline] = {"batch_size": 32, "hidden_sizes": [32, 32]}
 
 REPEATED = (
+    "test_acceleration.py::test_modes_agree_after_eight_updates[sac_discrete-compile",
     "test_atari_dqn_trainer_smoke.py::test_killed_and_resumed_equals_never_stopped[native",
     "test_atari_envs.py::test_games_come_back_bit_for_bit[async-60]",
     "test_atari_envs.py::test_no_ops_and_seeds_make_games_differ_and_repeat[sync]",
@@ -87,10 +88,12 @@ REPEATED = (
     "test_probes.py::test_box_actions_of_an_odd_scale[sac]",
     "test_probes.py::test_masked_actions_are_honoured_and_learnt[drqn]",
     "test_probes.py::test_policy_that_depends_on_the_observation[drqn]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[sac_discrete]",
     "test_probes.py::test_policy_that_depends_on_the_observation[td3]",
     "test_probes.py::test_value_that_depends_on_the_observation[drqn]",
     "test_probes.py::test_value_that_depends_on_the_observation[sac]",
     "test_probes.py::test_value_of_a_delayed_reward_is_discounted[drqn]",
+    "test_probes.py::test_value_of_a_delayed_reward_is_discounted[sac_discrete]",
     "test_probes.py::test_value_of_a_delayed_reward_is_discounted[td3]",
     "test_recurrent_ppo_trainer_smoke.py::test_it_learns_to_recall_the_first_observation[drqn]",
     "test_remote_source.py::test_a_cluster_of_its_own_ends_with_the_run[Ctrl-C]",

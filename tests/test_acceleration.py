@@ -164,7 +164,7 @@ def learnt_from_images(algo: str, mode: str, device: str) -> Any:
 
 
 @pytest.mark.parametrize(("mode", "device"), MODES)
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.parametrize("algo", ["dqn", "ppo", pytest.param("pqn", marks=pytest.mark.full)])
 def test_modes_agree_on_images(
     algo: str, mode: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

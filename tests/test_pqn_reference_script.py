@@ -59,7 +59,9 @@ def paired_parameters(network: nn.Module, model: MLPQNetwork) -> list[tuple[Tens
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)], ids=str
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-7), (torch.float32, 2e-5)],  # RAdam counts its steps in float32
+    ids=str,
 )
 @pytest.mark.parametrize("flags", [(), ("--q-lambda=0.9", "--gamma=0.9")], ids=len)
 def test_script_and_package_take_the_same_steps(

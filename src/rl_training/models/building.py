@@ -94,9 +94,9 @@ def build_actor_critic(
 
 
 def build_q_network(
-    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec, *, layer_norm: bool = False
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
 ) -> FeedForwardQNetwork:
-    """Return DQN's network; with ``layer_norm``, PQN's."""
+    """Return DQN's network."""
     settings = config.algo_kwargs
     network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
     if network is not None:
@@ -105,11 +105,7 @@ def build_q_network(
             "clip_obs": config.clip_obs,
         }
         return CustomQNetwork(obs_spec, action_spec, network, **shared)
-    options = q_network_settings(config, obs_spec)
-    if layer_norm:
-        encoder = dataclasses.replace(options["encoder"], layer_norm=True)
-        options |= {"layer_norm": True, "encoder": encoder}
-    return MLPQNetwork(obs_spec, action_spec, **options)
+    return MLPQNetwork(obs_spec, action_spec, **q_network_settings(config, obs_spec))
 
 
 def q_network_settings(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, Any]:
@@ -123,6 +119,28 @@ def q_network_settings(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, 
         "normalize_obs": config.normalize_obs,
         "clip_obs": config.clip_obs,
     }
+
+
+def build_normalized_q_network(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+) -> FeedForwardQNetwork:
+    """Return PQN's network: DQN's with layer normalisation."""
+    settings = config.algo_kwargs
+    network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
+    shared: dict[str, Any] = {"normalize_obs": config.normalize_obs, "clip_obs": config.clip_obs}
+    if network is not None:
+        return CustomQNetwork(obs_spec, action_spec, network, **shared)
+    encoder = encoder_config(config, orthogonal=False)
+    return MLPQNetwork(
+        obs_spec,
+        action_spec,
+        hidden_sizes=hidden_layers(settings.hidden_sizes, obs_spec, (120, 84)),
+        activation=settings.activation,
+        dueling=settings.dueling,
+        layer_norm=settings.layer_norm,
+        encoder=dataclasses.replace(encoder, layer_norm=settings.layer_norm),
+        **shared,
+    )
 
 
 def build_plain_q_network(

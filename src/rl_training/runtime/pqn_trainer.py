@@ -9,7 +9,7 @@ import torch
 from rl_training.algorithms.pqn import PQN, PQNConfig
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
-from rl_training.models.building import build_q_network
+from rl_training.models.building import build_normalized_q_network
 from rl_training.runtime.dqn_trainer import SPEC as DQN_SPEC
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.setup import train_function
@@ -25,9 +25,8 @@ def build_pqn(
     communicator: Communicator = ALONE,
 ) -> PQN:
     """Return PQN and its network; weights are drawn from torch's global generator."""
-    knobs = config.algo_kwargs
-    model = build_q_network(config, obs_spec, action_spec, layer_norm=knobs.layer_norm).to(device)
-    return PQN(model, knobs, **learner_arguments(config, communicator, "minibatches"))
+    model = build_normalized_q_network(config, obs_spec, action_spec).to(device)
+    return PQN(model, config.algo_kwargs, **learner_arguments(config, communicator, "minibatches"))
 
 
 # It acts as DQN does, and collects rollouts as PPO does.
