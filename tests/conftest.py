@@ -27,6 +27,7 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
 QUICK_KNOBS["ippo"] = QUICK_KNOBS["mappo"] = {"num_steps": 32}
 QUICK_KNOBS["idqn"] = QUICK_KNOBS["vdn"] = QUICK_KNOBS["qmix"] = QUICK_KNOBS["dqn"]
 QUICK_KNOBS["a2c"] = {"num_steps": 16}
+QUICK_KNOBS["pqn"] = {"num_steps": 32, "num_minibatches": 2}
 QUICK_KNOBS["impala"] = {"num_steps": 32, "num_minibatches": 2}
 QUICK_KNOBS["appo"] = {"num_steps": 64}
 QUICK_KNOBS["ppg"] = {"num_steps": 64, "policy_phases": 3, "aux_epochs": 2}
@@ -37,10 +38,12 @@ QUICK_KNOBS["drqn"] = {
     "lstm_size": 16,
 }
 QUICK_KNOBS["sac"] = QUICK_KNOBS["td3"] = {**QUICK_KNOBS["dqn"], "hidden_sizes": [32, 32]}
+QUICK_KNOBS["sac_discrete"] = QUICK_KNOBS["sac"]
 for _offline in ("bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     QUICK_KNOBS[_offline] = {"batch_size": 32, "hidden_sizes": [32, 32]}
 
 REPEATED = (
+    "test_acceleration.py::test_modes_agree_after_eight_updates[sac_discrete-compile",
     "test_atari_dqn_trainer_smoke.py::test_killed_and_resumed_equals_never_stopped[native",
     "test_atari_envs.py::test_games_come_back_bit_for_bit[async-60]",
     "test_atari_envs.py::test_no_ops_and_seeds_make_games_differ_and_repeat[sync]",
@@ -85,10 +88,12 @@ REPEATED = (
     "test_probes.py::test_box_actions_of_an_odd_scale[sac]",
     "test_probes.py::test_masked_actions_are_honoured_and_learnt[drqn]",
     "test_probes.py::test_policy_that_depends_on_the_observation[drqn]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[sac_discrete]",
     "test_probes.py::test_policy_that_depends_on_the_observation[td3]",
     "test_probes.py::test_value_that_depends_on_the_observation[drqn]",
     "test_probes.py::test_value_that_depends_on_the_observation[sac]",
     "test_probes.py::test_value_of_a_delayed_reward_is_discounted[drqn]",
+    "test_probes.py::test_value_of_a_delayed_reward_is_discounted[sac_discrete]",
     "test_probes.py::test_value_of_a_delayed_reward_is_discounted[td3]",
     "test_recurrent_ppo_trainer_smoke.py::test_it_learns_to_recall_the_first_observation[drqn]",
     "test_remote_source.py::test_a_cluster_of_its_own_ends_with_the_run[Ctrl-C]",

@@ -21,6 +21,7 @@ ACTIONS = {
     "dqn": ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,)),
     "sac": ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 5.0)),
 }
+ACTIONS["sac_discrete"] = ACTIONS["dqn"]
 for _name in ("td3", "bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     ACTIONS[_name] = ACTIONS["sac"]
 CPU = torch.device("cpu")
@@ -64,7 +65,9 @@ def feed(replay: ReplayBuffer, algo: str, steps: int, rng: np.random.Generator) 
             (),
         )
         spec = ACTIONS[algo]
-        action = rng.integers(3, size=2) if algo == "dqn" else rng.uniform(-1, 1, (2, *spec.shape))
+        action = rng.uniform(-1, 1, (2, *spec.shape))
+        if spec.kind == "discrete":
+            action = rng.integers(3, size=2)
         replay.add(obs, action, {}, step)
         obs = following
 
@@ -161,7 +164,7 @@ def learnt_from_images(algo: str, mode: str, device: str) -> Any:
 
 
 @pytest.mark.parametrize(("mode", "device"), MODES)
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.parametrize("algo", ["dqn", "ppo", pytest.param("pqn", marks=pytest.mark.full)])
 def test_modes_agree_on_images(
     algo: str, mode: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

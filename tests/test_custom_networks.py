@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import QUICK_KNOBS, any_env
-from rl_training import A2C, DQN, PPO, TrainConfig
+from rl_training import A2C, DQN, PPO, PQN, TrainConfig
 from rl_training.api import managed_class
 from rl_training.checkpointing import load_checkpoint, save_checkpoint
 from rl_training.cli import main
@@ -28,7 +28,9 @@ from rl_training.trust import foreign_names, require_importable
 from rl_training.types import ObsSpec
 
 HERE = "test_custom_networks"
-WITH_ENCODER = ["ppo", "a2c", "ppg", "recurrent_ppo", "dqn", "sac", "td3"]
+SEPARATE = ["sac", "td3", "sac_discrete"]
+"""Algorithms whose policy and critics have an encoder each."""
+WITH_ENCODER = ["ppo", "a2c", "ppg", "recurrent_ppo", "dqn", "pqn", *SEPARATE]
 
 
 class Encoder(nn.Module):
@@ -136,7 +138,7 @@ def test_every_algorithm_takes_an_encoder_class_with_kwargs(algo: str, tmp_path:
     model = trained(algo, tmp_path, encoder=Encoder, encoder_kwargs={"width": 7})
     assert model.config.algo_kwargs.encoder == f"{HERE}:Encoder"
     encoders = [value for name, value in weights(model).items() if "encoder.layer.weight" in name]
-    assert [len(value) for value in encoders] == [7] * (2 if algo in ("sac", "td3") else 1)
+    assert [len(value) for value in encoders] == [7] * (2 if algo in SEPARATE else 1)
     loaded = managed_class(algo).load(model.run_dir)
     assert np.array_equal(action(loaded), action(model))
     stored = config_from_file(model.run_dir / "config.yaml")
@@ -233,16 +235,16 @@ def test_a_linear_critic_is_possible(tmp_path: Path) -> None:
 # -- whole networks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("managed", [PPO, A2C, DQN])
+@pytest.mark.parametrize("managed", [PPO, A2C, DQN, PQN])
 def test_a_network_of_the_users_own_is_trained_saved_and_resumed(
     managed: type[Any], tmp_path: Path
 ) -> None:
-    network = QNetwork if managed is DQN else ActorCritic
+    network = QNetwork if managed in (DQN, PQN) else ActorCritic
     chosen = settings(managed.algo, tmp_path, network=network, network_kwargs={"width": 6})
     # Nothing that depends on the total, so that two halves equal the whole.
-    if managed is DQN:
+    if managed in (DQN, PQN):
         chosen |= {"exploration_initial_eps": 0.2, "exploration_final_eps": 0.2}
-    else:
+    if managed is not DQN:
         chosen |= {"lr_schedule": "constant", "normalize_obs": True}
     whole = managed("CartPole-v1", **chosen)
     start = {name: value.clone() for name, value in weights(whole).items()}
@@ -345,6 +347,7 @@ def test_it_may_see_images(tmp_path: Path) -> None:
         ("ppo", {"network": ActorCritic, "critic_hidden_sizes": []}, "critic_hidden_sizes' has no"),
         ("a2c", {"network": ActorCritic, "activation": "relu"}, "default, 'tanh'"),
         ("dqn", {"network": QNetwork, "dueling": True}, "'algo_kwargs.dueling' has no effect"),
+        ("pqn", {"network": QNetwork, "layer_norm": False}, "'algo_kwargs.layer_norm' has no"),
         ("dqn", {"critic_hidden_sizes": [8]}, "unknown setting 'critic_hidden_sizes'"),
         ("ppo", {"network_kwargs": {"width": 8}}, "network_kwargs' must be empty"),
         ("sac", {"encoder_kwargs": {"width": 8}}, "encoder_kwargs' must be empty"),

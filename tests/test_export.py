@@ -76,7 +76,7 @@ def seen_by(policy: TrainedPolicy, case: Case) -> Observations:
 
 def _marked(case: Case) -> Any:
     """Those of most cases are networks and actors of PPO or DQN: they are in the full tests."""
-    others = ("a2c", "impala", "appo", "ippo", "mappo", "idqn", "vdn", "qmix")
+    others = ("a2c", "impala", "appo", "ippo", "mappo", "idqn", "vdn", "qmix", "pqn")
     same = case.algo in others and case.observation != VECTOR
     return pytest.param(case, marks=[pytest.mark.full] if same else [])
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from reference_runs import load_script, printed_twice
 from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.algorithms.sac import SAC, SACConfig, SACModel
+from rl_training.algorithms.sac_discrete import SACDiscrete, SACDiscreteConfig
 from rl_training.algorithms.td3 import TD3, TD3Config
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.models.action_heads import SquashedGaussianHead, TanhHead
+from rl_training.models.action_heads import CategoricalHead, SquashedGaussianHead, TanhHead
 from rl_training.models.mlp_continuous import ActorCritics, EnsembleMLP, MLPActor, MLPCritics
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress, VectorStep
@@ -30,10 +31,12 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = {
     "dqn": EXAMPLES / "dqn_cartpole_reference.py",
     "sac": EXAMPLES / "sac_pendulum_reference.py",
+    "sac_discrete": EXAMPLES / "sac_discrete_cartpole_reference.py",
     "td3": EXAMPLES / "td3_pendulum_reference.py",
 }
 POLE = ObsSpec({"": ArraySpec((4,), "float32")})
 PUSH = ActionSpec("discrete", (), "int64", nvec=(2,))
+DISCRETE = ("dqn", "sac_discrete")
 PENDULUM = ObsSpec({"": ArraySpec((3,), "float32")})
 TORQUE = ActionSpec("box", (1,), "float32", low=(-2.0,), high=(2.0,))
 RECORDED, BATCH, WIDTHS = 400, 64, (32, 32)
@@ -61,6 +64,7 @@ def test_never_names_the_package(algo: str) -> None:
     ("algo", "more", "reported"),
     [
         ("dqn", ["--train-freq", "50", "--gradient-steps", "10"], ["150", "300", "400"]),
+        ("sac_discrete", [], ["150", "300", "400"]),
         ("sac", [], ["300", "400"]),  # a Pendulum's first episode ends at 200
         ("td3", [], ["300", "400"]),
     ],
@@ -221,11 +225,54 @@ def dqn_twins(dtype: torch.dtype, seed: int) -> Twins:
     return Twins(dqn, update_script, update_package, pairs, replay, args.gamma)
 
 
-def package_networks(head: SquashedGaussianHead | TanhHead) -> ActorCritics:
+def package_networks(head: SquashedGaussianHead | TanhHead | CategoricalHead) -> ActorCritics:
     shape: dict[str, Any] = {"hidden_sizes": WIDTHS, "activation": "relu"}
-    return ActorCritics(
-        MLPActor(PENDULUM, head, **shape), MLPCritics(PENDULUM, 1, num_critics=2, **shape)
+    obs_spec, num_actions = PENDULUM, 0
+    if isinstance(head, CategoricalHead):
+        obs_spec, num_actions = POLE, 2
+    critics = MLPCritics(obs_spec, 1, num_critics=2, num_actions=num_actions, **shape)
+    return ActorCritics(MLPActor(obs_spec, head, **shape), critics)
+
+
+def sac_discrete_twins(dtype: torch.dtype, seed: int) -> Twins:
+    script = load("sac_discrete")
+    args, knobs = settings(script, "--tau", "0.5", "--ent-coef-init", "0.7")
+    agent = script.Agent(args)
+    enlarge_outputs(agent.actor, 10.0)
+    enlarge_critics(agent)
+    replay = record(script, short_cartpole(), agent.explore)
+    agent.to(dtype)
+
+    scale = args.target_entropy_scale
+    config = SACDiscreteConfig(
+        **knobs, tau=args.tau, ent_coef_init=args.ent_coef_init, target_entropy_scale=scale
     )
+    model = SACModel(package_networks(CategoricalHead((2,), ())), config).to(dtype)
+    copy_parameters(trained_by_sac(agent, model))
+    sac = SACDiscrete(model, config, generator=torch.Generator().manual_seed(seed))
+    return Twins(
+        sac,
+        lambda batch, _, __: script.sac_update(agent, batch, args),
+        lambda batch, _: sac.update(batch, delayed=True),
+        lambda: all_of_sac(agent, sac),
+        replay,
+        args.gamma,
+    )
+
+
+def trained_by_sac(agent: Any, model: SACModel) -> Pairs:
+    critics = [agent.critic_1, agent.critic_2]
+    log_ent_coef = (agent.log_ent_coef.detach(), model.temperature.log_ent_coef.detach())
+    return {
+        **paired_networks("actor", agent.actor, model.actor.net),
+        **paired_critics("critic", critics, model.critics.net),
+        "log_ent_coef": log_ent_coef,
+    }
+
+
+def all_of_sac(agent: Any, sac: SAC) -> Pairs:
+    targets = paired_critics("target", [agent.target_1, agent.target_2], sac.target.module.net)
+    return {**trained_by_sac(agent, sac.model), **targets}
 
 
 def sac_twins(dtype: torch.dtype, seed: int) -> Twins:
@@ -240,29 +287,14 @@ def sac_twins(dtype: torch.dtype, seed: int) -> Twins:
 
     config = SACConfig(**knobs, tau=args.tau, ent_coef_init=args.ent_coef_init)
     model = SACModel(package_networks(SquashedGaussianHead((1,))), config).to(dtype)
-
-    def trained() -> Pairs:
-        critics = [agent.critic_1, agent.critic_2]
-        log_ent_coef = (agent.log_ent_coef.detach(), model.temperature.log_ent_coef.detach())
-        return {
-            **paired_networks("actor", agent.actor, model.actor.net),
-            **paired_critics("critic", critics, model.critics.net),
-            "log_ent_coef": log_ent_coef,
-        }
-
-    copy_parameters(trained())
+    copy_parameters(trained_by_sac(agent, model))
     sac = SAC(model, config, generator=torch.Generator().manual_seed(seed))
     assert sac.target_entropy == args.target_entropy
-
-    def pairs() -> Pairs:
-        targets = [agent.target_1, agent.target_2]
-        return {**trained(), **paired_critics("target", targets, sac.target.module.net)}
-
     return Twins(
         sac,
         lambda batch, noise, _: script.sac_update(agent, batch, noise, args),
         lambda batch, _: sac.update(batch, delayed=True),
-        pairs,
+        lambda: all_of_sac(agent, sac),
         replay,
         args.gamma,
     )
@@ -314,7 +346,12 @@ def td3_twins(dtype: torch.dtype, seed: int) -> Twins:
     )
 
 
-TWINS = {"dqn": dqn_twins, "sac": sac_twins, "td3": td3_twins}
+TWINS = {
+    "dqn": dqn_twins,
+    "sac": sac_twins,
+    "sac_discrete": sac_discrete_twins,
+    "td3": td3_twins,
+}
 
 
 def make_twins(algo: str, dtype: torch.dtype, seed: int) -> Twins:
@@ -382,7 +419,7 @@ def as_package_replay(twins: Twins, obs_spec: ObsSpec, action_spec: ActionSpec) 
 def test_script_and_package_learn_the_same_from_the_package_replay(algo: str) -> None:
     """The package's own storage, draws and schedules, in the precision it trains in."""
     twins = make_twins(algo, torch.float32, seed=7)
-    specs = (POLE, PUSH) if algo == "dqn" else (PENDULUM, TORQUE)
+    specs = (POLE, PUSH) if algo in DISCRETE else (PENDULUM, TORQUE)
     replay = as_package_replay(twins, *specs)
     start = {name: ours.clone() for name, (ours, _) in twins.pairs().items()}
     draws = torch.Generator().manual_seed(7)
@@ -436,6 +473,13 @@ def targets_by_script(algo: str, batch: dict[str, Tensor]) -> Tensor:
         targets = script.dqn_targets(networks.target, batch, args.gamma)
         return targets
     agent = script.Agent(args)
+    if algo == "sac_discrete":
+        make_constant(agent.target_1, 6.0, 3.0)
+        make_constant(agent.target_2, 4.0, 8.0)
+        make_constant(agent.actor, math.log(2.0), math.log(2.0))
+        agent.log_ent_coef.data.fill_(math.log(0.5))
+        targets = script.sac_targets(agent, batch, args.gamma)
+        return targets
     make_constant(agent.target_1, 6.0)
     make_constant(agent.target_2, 4.0)
     noise = torch.zeros(len(batch["obs"]), 1)
@@ -453,6 +497,7 @@ def targets_by_script(algo: str, batch: dict[str, Tensor]) -> Tensor:
     [
         ("dqn", 3.0),  # 1 + 0.5 * 4
         ("td3", 3.0),
+        ("sac_discrete", 2.923287),  # 1 + 0.5 * ((4 + 3) / 2 + 0.5 log 2)
         # 1 + 0.5 * (4 + 0.5 * 0.918939), as log p is -log(2 pi) / 2 at the centre of a standard
         # normal, where tanh has slope 1.
         ("sac", 3.229735),
@@ -462,18 +507,18 @@ def test_script_bootstraps_truncated_episodes_and_not_terminated_ones(
     algo: str, bootstrapped: float
 ) -> None:
     script = load(algo)
-    env = TwoEndings(4 if algo == "dqn" else 3)
+    env = TwoEndings(4 if algo in DISCRETE else 3)
     replay = script.Replay(10)
     collector = script.Collector(env, replay, seed=0)
     for _ in range(5):
-        collector.step(1 if algo == "dqn" else torch.tensor([0.75]))
+        collector.step(1 if algo in DISCRETE else torch.tensor([0.75]))
     assert list(collector.returns) == [2.0, 2.0]
 
     batch = replay.rows(torch.arange(5))
     assert batch["obs"][:, 0].tolist() == [0, 1, 0, 1, 0]
     assert batch["next_obs"][:, 0].tolist() == [1, 2, 1, 2, 1], "2: what a reset would hide"
     assert batch["terminated"].tolist() == [0, 1, 0, 0, 0]
-    in_env, stored = (1, 1) if algo == "dqn" else (1.5, 0.75)
+    in_env, stored = (1, 1) if algo in DISCRETE else (1.5, 0.75)
     assert env.actions == [in_env] * 5
     assert batch["actions"].flatten().tolist() == [stored] * 5
 

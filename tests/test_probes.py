@@ -48,7 +48,9 @@ KNOBS: dict[str, dict[str, Any]] = {
     "recurrent_ppo": {"num_steps": 32, "sequence_length": 8, "lstm_size": 32},
     # Without entropy the soft values are the plain ones.
     "sac": {**ACTOR_CRITIC, "ent_coef": 0.0},
+    "sac_discrete": {**ACTOR_CRITIC, "ent_coef": 0.0},
     "td3": ACTOR_CRITIC,
+    "pqn": {"num_steps": 16, "num_minibatches": 2, "exploration_fraction": 0.3},
 }
 KNOBS["drqn"] = {
     **{name: value for name, value in KNOBS["dqn"].items() if name != "batch_size"},

@@ -124,12 +124,16 @@ def test_killed_and_resumed_equals_never_stopped(
         pytest.param(
             "idqn", {"policies": "separate", "gradient_steps": 0.7}, marks=pytest.mark.full
         ),
+        ("pqn", {"normalize_obs": True, "normalize_reward": True}),
+        pytest.param("sac_discrete", {"n_step": 3}, marks=pytest.mark.full),
     ],
 )
-def test_several_agents_killed_and_resumed(
+def test_other_algorithms_killed_and_resumed(
     algo: str, knobs: dict[str, Any], make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    settings = {"train_freq": 16, "checkpoint_interval": 1000, "eval_episodes": 0}
+    if algo != "pqn":
+        knobs = {**knobs, "train_freq": 16}
+    settings = {"checkpoint_interval": 1000, "eval_episodes": 0}
     config = make_config(algo=algo, total_timesteps=3000, **settings, **knobs)
     whole = ExperimentManager.setup(config).train()
     killed = run_and_kill(config, tmp_path / "killed", "step", "1500")

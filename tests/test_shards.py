@@ -119,15 +119,20 @@ KNOBS: dict[str, dict[str, Any]] = {
     "dqn": {"prioritized": True, "double": True, "max_grad_norm": 0.5},
     "drqn": {"batch_sequences": 8, "lstm_size": 4, "n_step": 2},
     "sac": {"batch_size": 8},
+    "sac_discrete": {"batch_size": 8},
+    "pqn": {"num_steps": STEPS, "num_minibatches": 1},
     "td3": {"batch_size": 8},
 }
+
+
+ON_POLICY = ["ppo", "a2c", "recurrent_ppo", "ppg", "pqn"]
 
 
 def two_learners(algo: str, make: MakeConfig, action_spec: ActionSpec, **more: Any) -> list[Any]:
     """Return learners with the same weights: of one shard, and of two."""
     common = {"num_envs": ENVS, "normalize_obs": True, "learning_rate": 0.01}
     knobs = {**KNOBS[algo], **more}
-    sizes = {"buffer_size": 320} if algo in ("dqn", "drqn", "sac", "td3") else {}
+    sizes = {"buffer_size": 320} if algo not in ON_POLICY else {}
     return [
         build_algorithm(
             make(algo=algo, shards=communicator.shards, **common, **sizes, **knobs),
@@ -158,7 +163,7 @@ def assert_agree(learners: Sequence[Any], before: Mapping[str, Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("_float64")
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "recurrent_ppo", "ppg"])
+@pytest.mark.parametrize("algo", ON_POLICY)
 def test_a_rollout_in_shards_is_learnt_as_a_whole(algo: str, make_config: MakeConfig) -> None:
     fused, sharded = learners = two_learners(algo, make_config, DISCRETE)
     before = weights(fused)
@@ -234,7 +239,7 @@ def halves_of(batch: Mapping[str, Any], axes: Mapping[str, int]) -> list[dict[st
 
 
 @pytest.mark.usefixtures("_float64")
-@pytest.mark.parametrize("algo", ["dqn", "drqn", "sac", "td3"])
+@pytest.mark.parametrize("algo", ["dqn", "drqn", "sac", "sac_discrete", "td3"])
 def test_a_batch_in_shards_is_learnt_as_a_whole(algo: str, make_config: MakeConfig) -> None:
     spec = BOX if algo in ("sac", "td3") else DISCRETE
     fused, sharded = learners = two_learners(algo, make_config, spec)

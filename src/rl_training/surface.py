@@ -21,9 +21,11 @@ from rl_training.runtime.iql_trainer import train_iql
 from rl_training.runtime.mappo_trainer import train_mappo
 from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.pqn_trainer import train_pqn
 from rl_training.runtime.qmix_trainer import train_qmix
 from rl_training.runtime.rebrac_trainer import train_rebrac
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
+from rl_training.runtime.sac_discrete_trainer import train_sac_discrete
 from rl_training.runtime.sac_trainer import train_sac
 from rl_training.runtime.td3_bc_trainer import train_td3_bc
 from rl_training.runtime.td3_trainer import train_td3
@@ -44,6 +46,7 @@ __all__ = [
     "MAPPO",
     "PPG",
     "PPO",
+    "PQN",
     "QMIX",
     "SAC",
     "TD3",
@@ -51,6 +54,7 @@ __all__ = [
     "VDN",
     "ReBRAC",
     "RecurrentPPO",
+    "SACDiscrete",
     "train_a2c",
     "train_appo",
     "train_awac",
@@ -65,10 +69,12 @@ __all__ = [
     "train_mappo",
     "train_ppg",
     "train_ppo",
+    "train_pqn",
     "train_qmix",
     "train_rebrac",
     "train_recurrent_ppo",
     "train_sac",
+    "train_sac_discrete",
     "train_td3",
     "train_td3_bc",
     "train_vdn",
@@ -159,6 +165,12 @@ class PPO(ManagedAlgorithm):
     algo = "ppo"
 
 
+class PQN(ManagedAlgorithm):
+    """Q-learning from rollouts: ``PQN(TrainConfig(algo="pqn", ...)).learn()``."""
+
+    algo = "pqn"
+
+
 class QMIX(ManagedAlgorithm):
     """Q-learning of a team with a mixer: ``QMIX(TrainConfig(algo="qmix", ...)).learn()``."""
 
@@ -181,6 +193,12 @@ class SAC(ManagedAlgorithm):
     """Soft actor-critic: ``SAC(TrainConfig(algo="sac", ...)).learn()``."""
 
     algo = "sac"
+
+
+class SACDiscrete(ManagedAlgorithm):
+    """SAC for discrete actions: ``SACDiscrete(TrainConfig(algo="sac_discrete", ...)).learn()``."""
+
+    algo = "sac_discrete"
 
 
 class TD3(ManagedAlgorithm):

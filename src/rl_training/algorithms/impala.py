@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from rl_training._internal.coerce import require
 from rl_training.algorithms.a2c import A2C
-from rl_training.algorithms.ppo import check_minibatches
+from rl_training.algorithms.rollout_config import check_minibatches
 from rl_training.algorithms.vtrace_learner import VTraceConfig, VTraceLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.search_space import Choice, SearchSpace

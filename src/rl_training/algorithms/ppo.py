@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -20,7 +20,8 @@ from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
 from rl_training.algorithms.metrics import MetricSums, explained_variance
-from rl_training.algorithms.network_config import ActorCriticConfig, CustomNetworkConfig
+from rl_training.algorithms.network_config import ActorCriticConfig
+from rl_training.algorithms.rollout_config import RolloutConfig, check_minibatches
 from rl_training.algorithms.schedules import Schedule, set_learning_rates
 from rl_training.communicator import (
     ALONE,
@@ -36,8 +37,8 @@ from rl_training.types import Progress, Rows, RunSettings, StopRequest, envs_of_
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(ActorCriticConfig, CustomNetworkConfig):
-    """Settings of every algorithm that learns from one rollout at a time."""
+class OnPolicyConfig(ActorCriticConfig, RolloutConfig):
+    """Settings of every algorithm that learns a policy from one rollout at a time."""
 
     SEARCH: ClassVar[SearchSpace] = {
         "num_steps": Choice((16, 32, 64, 128, 256, 512)),
@@ -48,10 +49,6 @@ class OnPolicyConfig(ActorCriticConfig, CustomNetworkConfig):
         "normalize_obs": Choice((False, True)),
     }
 
-    num_steps: int = 128
-    """Steps each environment takes per rollout."""
-    gamma: float = 0.99
-    """Discount factor."""
     gae_lambda: float = 0.95
     """Decay of generalised advantage estimation."""
     norm_adv: bool = True
@@ -60,8 +57,6 @@ class OnPolicyConfig(ActorCriticConfig, CustomNetworkConfig):
     """Weight of the entropy bonus."""
     vf_coef: float = 0.5
     """Weight of the value loss, which is half the mean squared error."""
-    max_grad_norm: float = 0.5
-    """Clip gradients to this global norm."""
     optimizer_eps: float = 1e-5
     """Epsilon of the optimizer."""
     hidden_sizes: tuple[int, ...] | None = None
@@ -71,16 +66,10 @@ class OnPolicyConfig(ActorCriticConfig, CustomNetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.num_steps >= 1, "num_steps", "at least 1")
-        for name in ("gamma", "gae_lambda"):
-            self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
-        self._require(self.max_grad_norm > 0, "max_grad_norm", "above 0")
+        self._require(0 <= self.gae_lambda <= 1, "gae_lambda", "between 0 and 1")
         for name in ("ent_coef", "vf_coef"):
             self._require(0 <= getattr(self, name) < math.inf, name, "zero or more, and finite")
         self._require(math.isfinite(self.log_std_init), "log_std_init", "finite")
-
-    def check_run(self, run: RunSettings) -> None:
-        """Refuse settings that do not fit the rest of a config."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,19 +113,6 @@ class PPOConfig(OnPolicyConfig):
         """Refuse settings that do not fit the number of environments."""
         rows = check_minibatches(run, self.num_steps, self.num_minibatches)
         require(rows > self.num_minibatches, "algo_kwargs.num_minibatches", f"below {rows}", rows)
-
-
-def check_minibatches(run: RunSettings, num_steps: int, num_minibatches: int) -> int:
-    """Refuse a number of minibatches that does not divide a shard's rollout; return its rows."""
-    num_envs, name = envs_of_shard(run)
-    rows = num_envs * num_steps
-    require(
-        rows % num_minibatches == 0,
-        "algo_kwargs.num_minibatches",
-        f"a divisor of the rollout, {name} * num_steps = {num_envs} * {num_steps} = {rows}",
-        num_minibatches,
-    )
-    return rows
 
 
 def check_sequences(
@@ -237,7 +213,7 @@ class OnPolicyLearner(ABC):
     def __init__(
         self,
         model: Any,
-        config: OnPolicyConfig,
+        config: RolloutConfig,
         *,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         acceleration: Acceleration = "eager",
@@ -260,13 +236,17 @@ class OnPolicyLearner(ABC):
         device = self.step.flat.device
         self.metrics = MetricSums(device)
         self._run_update = graphed_update(self._update, acceleration, device, communicator)
-        self._evaluate = accelerate(self.model.evaluate, acceleration)
+        self._evaluate = accelerate(self.rollout_evaluation(), acceleration)
         self._phase: dict[str, float | Tensor] = {}
         """Metrics of the last learning phase that are no means over updates."""
 
     @abstractmethod
     def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the loss of the current model on stored data, with its metrics."""
+
+    def rollout_evaluation(self) -> Callable[[Mapping[str, Any]], Any]:
+        """Return the function that evaluates a whole rollout before it is learnt from."""
+        return self.model.evaluate
 
     def update(self, *minibatches: Mapping[str, Any]) -> dict[str, Tensor]:
         """Take one gradient step on a minibatch of each shard.

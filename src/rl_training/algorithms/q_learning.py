@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
+from rl_training.algorithms.exploration import EpsilonGreedyConfig
 from rl_training.algorithms.gradient_step import GradientStep, Target
 from rl_training.algorithms.off_policy import OffPolicyConfig, ReplayLearner, ValueConfig
 from rl_training.algorithms.schedules import Schedule
@@ -20,7 +21,7 @@ from rl_training.types import Progress, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QLearningConfig(OffPolicyConfig):
+class QLearningConfig(EpsilonGreedyConfig, OffPolicyConfig):
     """Settings of every Q-learner."""
 
     SEARCH: ClassVar[SearchSpace] = {
@@ -53,12 +54,6 @@ class QLearningConfig(OffPolicyConfig):
         "target_update_interval": OldName("target_update_interval_steps")
     }
     """Settings that have a new name."""
-    exploration_fraction: float = 0.5
-    """Fraction of the run over which epsilon decreases linearly."""
-    exploration_initial_eps: float = 1.0
-    """Epsilon at the start: the fraction of random actions."""
-    exploration_final_eps: float = 0.05
-    """Epsilon after exploration_fraction of the run."""
     max_grad_norm: float = 10.0
     """Clip gradients to this global norm."""
     double: bool = False
@@ -70,15 +65,6 @@ class QLearningConfig(OffPolicyConfig):
         self._require(self.target_update_interval_steps >= 1, interval, "at least 1")
         self._require(0 < self.tau <= 1, "tau", "above 0 and at most 1")
         self._require(self.max_grad_norm > 0, "max_grad_norm", "above 0")
-        self._require(0 < self.exploration_fraction <= 1, "exploration_fraction", "in (0, 1]")
-        for name in ("exploration_initial_eps", "exploration_final_eps"):
-            self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
-
-    def epsilon(self, progress: Progress) -> float:
-        """Return the fraction of random actions: linear, then constant."""
-        done = min(1.0, progress.fraction / self.exploration_fraction)
-        first, last = self.exploration_initial_eps, self.exploration_final_eps
-        return first + done * (last - first)
 
     def exploration(self, progress: Progress) -> float:
         """Return `epsilon`, or 1 before ``learning_starts``."""

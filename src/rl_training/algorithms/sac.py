@@ -73,7 +73,9 @@ def sac_actor_loss(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
     return (ent_coef * batch["logprobs"] - batch["q"].amin(0)).mean()
 
 
-def sac_temperature_loss(logprobs: Tensor, log_ent_coef: Tensor, target_entropy: float) -> Tensor:
+def sac_temperature_loss(
+    logprobs: Tensor, log_ent_coef: Tensor, target_entropy: float | Tensor
+) -> Tensor:
     """Return a loss that raises the entropy's weight below the target entropy, lowers it above.
 
     loss = -log_ent_coef mean( logprobs + target_entropy )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
 from torch import nn
@@ -118,6 +119,28 @@ def q_network_settings(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, 
         "normalize_obs": config.normalize_obs,
         "clip_obs": config.clip_obs,
     }
+
+
+def build_normalized_q_network(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+) -> FeedForwardQNetwork:
+    """Return PQN's network: DQN's with layer normalisation."""
+    settings = config.algo_kwargs
+    network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
+    shared: dict[str, Any] = {"normalize_obs": config.normalize_obs, "clip_obs": config.clip_obs}
+    if network is not None:
+        return CustomQNetwork(obs_spec, action_spec, network, **shared)
+    encoder = encoder_config(config, orthogonal=False)
+    return MLPQNetwork(
+        obs_spec,
+        action_spec,
+        hidden_sizes=hidden_layers(settings.hidden_sizes, obs_spec, (120, 84)),
+        activation=settings.activation,
+        dueling=settings.dueling,
+        layer_norm=settings.layer_norm,
+        encoder=dataclasses.replace(encoder, layer_norm=settings.layer_norm),
+        **shared,
+    )
 
 
 def build_plain_q_network(

@@ -26,6 +26,8 @@ class EncoderConfig:
     """Whether weights are initialised orthogonally, as is usual for policy gradients."""
     bfloat16: bool = False
     """Whether convolutions run in half precision."""
+    layer_norm: bool = False
+    """Whether the layers for images are followed by layer normalisation."""
 
 
 DEFAULT_ENCODER = EncoderConfig()
@@ -70,6 +72,7 @@ class ImageEncoder(nn.Module):
                     config.feature_size,
                     orthogonal=config.orthogonal,
                     bfloat16=config.bfloat16,
+                    layer_norm=config.layer_norm,
                 )
                 for key, name in self._names.items()
             }

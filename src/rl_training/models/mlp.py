@@ -35,13 +35,18 @@ class MLP(nn.Module):
 
     With ``output_gain``, weights are initialised orthogonally (gain sqrt 2, ``output_gain`` in the
     last layer) and biases with zeros, as is usual for policy gradients. Without it they are
-    initialised as in `nn.Linear`.
+    initialised as in `nn.Linear`. With ``layer_norm`` every hidden layer is followed by layer
+    normalisation, then by the activation.
     The layers are applied as functions: with the few rows of one environment step, calling each
     as a module would take longer than its arithmetic.
     """
 
     def __init__(
-        self, sizes: tuple[int, ...], activation: str, output_gain: float | None = None
+        self,
+        sizes: tuple[int, ...],
+        activation: str,
+        output_gain: float | None = None,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -53,6 +58,9 @@ class MLP(nn.Module):
                 nn.init.orthogonal_(layer.weight, output_gain if is_last else math.sqrt(2))
                 nn.init.zeros_(layer.bias)
             self.layers.append(layer)
+        self.norms: nn.ModuleList | None = None
+        if layer_norm:
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for width in sizes[1:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply all layers."""
@@ -62,8 +70,11 @@ class MLP(nn.Module):
         """Apply all layers but the last."""
         activate = ACTIVATIONS[self.activation]
         *hidden, _ = cast("Iterable[nn.Linear]", self.layers)
-        for layer in hidden:
-            x = activate(functional.linear(x, layer.weight, layer.bias))
+        for i, layer in enumerate(hidden):
+            x = functional.linear(x, layer.weight, layer.bias)
+            if self.norms is not None:
+                x = self.norms[i](x)
+            x = activate(x)
         return x
 
     def output(self, hidden: Tensor) -> Tensor:
@@ -82,11 +93,29 @@ class MLP(nn.Module):
             for layer in cast("Iterable[nn.Linear]", self.layers)
         ]
 
+        norms = [_numpy_norm(cast("nn.LayerNorm", norm)) for norm in self.norms or ()]
+
         def forward(x: Array) -> Array:
-            for weight, bias in hidden:
+            for i, (weight, bias) in enumerate(hidden):
                 x = x @ weight
                 x += bias
+                if norms:
+                    x = norms[i](x)
                 x = activate(x)
             return x @ last[0] + last[1]  # type: ignore[no-any-return]
 
         return forward
+
+
+def _numpy_norm(norm: nn.LayerNorm) -> Callable[[Array], Array]:
+    """Return layer normalisation in NumPy, over views of its weights; it overwrites its input."""
+    weight, bias, eps = norm.weight.detach().numpy(), norm.bias.detach().numpy(), norm.eps
+
+    def forward(x: Array) -> Array:
+        x -= x.mean(-1, keepdims=True)
+        x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+        x *= weight
+        x += bias
+        return x
+
+    return forward

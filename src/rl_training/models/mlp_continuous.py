@@ -171,13 +171,18 @@ class MLPCritics(ObservingModule):
 
     def forward(self, obs: Any, actions: Tensor, members: int | None = None) -> Tensor:
         """Return values (critics, batch) of actions in [-1, 1], or of discrete ones."""
-        features, _ = self.encode(obs)
         if self.num_actions:
-            values: Tensor = self.net(features, members)
+            values = self.of_all(obs, members)
             index = actions.reshape(1, -1, 1).expand(len(values), -1, 1)
             return values.gather(-1, index).squeeze(-1)
+        features, _ = self.encode(obs)
         rows = torch.cat([features, actions.reshape(len(actions), -1)], 1)
         return self.net(rows, members).squeeze(-1)  # type: ignore[no-any-return]
+
+    def of_all(self, obs: Any, members: int | None = None) -> Tensor:
+        """Return values (critics, batch, actions) of all discrete actions."""
+        features, _ = self.encode(obs)
+        return self.net(features, members)  # type: ignore[no-any-return]
 
     def of_samples(self, obs: Any, actions: Tensor) -> Tensor:
         """Return values (critics, samples, batch) of several continuous actions per observation."""

@@ -39,11 +39,16 @@ class FeedForwardQNetwork(ObservingModule, ABC):
         """Return the `legal_values` of all actions."""
         return legal_values(*self.policy(obs))
 
+    def value(self, obs: Any) -> Tensor:
+        """Return the value of each observation: that of its best legal action."""
+        return self.q_values(obs).amax(-1)
+
 
 class MLPQNetwork(FeedForwardQNetwork):
     """One value per discrete action, by MLPs.
 
     Dueling (Wang et al. 2016, arXiv:1511.06581): Q = V + A - mean(A), each a network of its own.
+    With ``layer_norm`` every hidden layer is followed by layer normalisation.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class MLPQNetwork(FeedForwardQNetwork):
         hidden_sizes: tuple[int, ...],
         activation: str,
         dueling: bool = False,
+        layer_norm: bool = False,
         encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
@@ -62,8 +68,12 @@ class MLPQNetwork(FeedForwardQNetwork):
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         (self.num_actions,) = action_spec.nvec
         features = self.num_features
-        self.advantage = MLP((features, *hidden_sizes, self.num_actions), activation)
-        self.state_value = MLP((features, *hidden_sizes, 1), activation) if dueling else None
+
+        def mlp(outputs: int) -> MLP:
+            return MLP((features, *hidden_sizes, outputs), activation, layer_norm=layer_norm)
+
+        self.advantage = mlp(self.num_actions)
+        self.state_value = mlp(1) if dueling else None
 
     def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the values of all actions, and the mask of the legal ones."""

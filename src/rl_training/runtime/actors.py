@@ -277,10 +277,19 @@ class PolicyActor(_NoisyActor):
         return self._choose.noise(shape, generator)
 
 
-class ExploringActor(_NoisyActor):
-    """Takes uniform actions in [-1, 1] for ``warm_up`` steps, then the policy's with its noise.
+def random_choice(obs: Obs, numbers: Array) -> Array:
+    """Return a legal action per row, from an independent random number for each action."""
+    if isinstance(obs, dict) and ACTION_MASK in obs:
+        numbers = np.where(obs[ACTION_MASK], numbers, -np.inf)
+    chosen: Array = numbers.argmax(-1)
+    return chosen
 
-    Both use the same normal noise z: 2 Phi(z) - 1 = erf(z / sqrt 2) is uniform.
+
+class ExploringActor(_NoisyActor):
+    """Takes uniform actions for ``warm_up`` steps, then the policy's with its noise.
+
+    Both use the same noise. Normal numbers z become actions in [-1, 1]: 2 Phi(z) - 1 =
+    erf(z / sqrt 2) is uniform. Of discrete actions the legal one with the largest number is taken.
     """
 
     def __init__(
@@ -293,22 +302,18 @@ class ExploringActor(_NoisyActor):
     ) -> None:
         self._choose = _Chooser(model, device, acceleration)
         self._warm_up = warm_up
+        self._normal = model.head.noise_source == "normal"
         self._noise = NoiseBlock(BLOCK, generator, self._choose.noise)
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
         noise = self._noise.take(len(tree_leaves(obs)[0]))
-        if progress.step < self._warm_up:
-            return torch.erf(torch.as_tensor(noise) / math.sqrt(2)).cpu().numpy(), {}
-        return self._choose(obs, noise), {}
-
-
-def random_choice(obs: Obs, uniform: Array) -> Array:
-    """Return a legal action per row, from one number in [0, 1) for each action."""
-    if isinstance(obs, dict) and ACTION_MASK in obs:
-        uniform = np.where(obs[ACTION_MASK], uniform, -1.0)
-    chosen: Array = uniform.argmax(-1)
-    return chosen
+        if progress.step >= self._warm_up:
+            return self._choose(obs, noise), {}
+        drawn = torch.as_tensor(noise)
+        if self._normal:
+            return torch.erf(drawn / math.sqrt(2)).cpu().numpy(), {}
+        return random_choice(obs, drawn.cpu().numpy()), {}
 
 
 class EpsilonGreedyActor(_NoisyActor):

@@ -323,7 +323,7 @@ def load_weights(
 
 _OF_NETWORKS = (
     *("hidden_sizes", "critic_hidden_sizes", "activation", "num_critics", "critic_layer_norm"),
-    *("encoder", "network", "dueling", "memory", "lstm_size"),
+    *("encoder", "network", "dueling", "layer_norm", "memory", "lstm_size"),
 )
 """Settings of algorithms that decide which weights there are."""
 

@@ -22,7 +22,8 @@ class NatureCNN(nn.Module):
     Bytes are scaled to [0, 1]. Weights lie channel last in memory, as (filters, height, width,
     channels), which is the layout that convolutions are fastest in, on a CPU and on a GPU alike;
     the features before the linear layer follow the same order. Orthogonal weights (gain sqrt 2,
-    biases zero) are those of policy gradients; else they are as torch makes them.
+    biases zero) are those of policy gradients; else they are as torch makes them. With
+    ``layer_norm`` all numbers of a layer's output are normalised before its activation.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class NatureCNN(nn.Module):
         *,
         orthogonal: bool = False,
         bfloat16: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         channels, height, width = shape
@@ -45,18 +47,23 @@ class NatureCNN(nn.Module):
         self.output_size = feature_size
         self._half = bfloat16
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        outputs: list[tuple[int, ...]] = []
         for filters, size, stride in _LAYERS:
             layer = nn.Conv2d(channels, filters, size)
             self.weights.append(layer.weight.detach().permute(0, 2, 3, 1).contiguous())
             self.biases.append(layer.bias)
             height, width = ((side - size) // stride + 1 for side in (height, width))
             channels = filters
+            outputs.append((height, width, channels))
         self.linear = nn.Linear(channels * height * width, feature_size)
         if orthogonal:
             for weight in (*self.weights, self.linear.weight):
                 nn.init.orthogonal_(weight, math.sqrt(2))
             for bias in (*self.biases, self.linear.bias):
                 nn.init.zeros_(bias)
+        self.norms: nn.ModuleList | None = None
+        if layer_norm:
+            self.norms = nn.ModuleList(map(nn.LayerNorm, [*outputs, (feature_size,)]))
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of each image."""
@@ -66,14 +73,18 @@ class NatureCNN(nn.Module):
             scale = 1 / 255 if images.dtype == torch.uint8 else 1.0
             dtype = torch.bfloat16 if half else torch.float32
             x = images.to(dtype, memory_format=torch.channels_last)
-            for weight, bias, (_, _, stride) in zip(
-                self.weights, self.biases, _LAYERS, strict=True
-            ):
+            layers = zip(self.weights, self.biases, _LAYERS, strict=True)
+            for i, (weight, bias, (_, _, stride)) in enumerate(layers):
                 filters = weight.permute(0, 3, 1, 2)
                 if scale != 1.0:
                     filters = filters * scale
-                x = functional.conv2d(x, filters, bias, stride).relu_()
+                x = functional.conv2d(x, filters, bias, stride)
+                if self.norms is not None:
+                    x = self.norms[i](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+                x = x.relu_()
                 scale = 1.0
             flat = x.permute(0, 2, 3, 1).flatten(1)
-            features = functional.linear(flat, self.linear.weight, self.linear.bias).relu_()
-        return features.float()
+            features = functional.linear(flat, self.linear.weight, self.linear.bias)
+            if self.norms is not None:
+                features = self.norms[-1](features)
+        return features.relu_().float()
