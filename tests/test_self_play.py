@@ -28,12 +28,13 @@ from rl_training.algorithms.ippo import IPPOConfig
 from rl_training.envs.board_games import board_game_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
+from rl_training.models.cnn.columns import ColumnGameNetwork
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.matches import MatchResult, RuleActor, play_match
 from rl_training.runtime.ratings import after_game, elo_difference, expected_score
 from rl_training.runtime.self_play import SnapshotPool
 from rl_training.runtime.workflows import load_policy, resume_training
-from rl_training.types import Progress
+from rl_training.types import ArraySpec, ObsSpec, Progress
 from state_compare import assert_same_run
 from test_resume import run_and_kill
 
@@ -444,6 +445,49 @@ def test_connect_four_as_text() -> None:
     shown = game.text(connect_four("x......", "o.x...."), 1).splitlines()
     assert shown[-3:] == ["O . . . . . .", "X . O . . . .", "1 2 3 4 5 6 7"]
     assert [game.number(action) for action in range(7)] == list(range(1, 8))
+
+
+# -- the network of connect four -------------------------------------------------------------------
+
+BOARD = ObsSpec({"observation": ArraySpec((6, 7, 2), "int8")})
+
+
+def threes(columns: list[int]) -> tuple[Any, Any]:
+    """Boards with three own pieces in one of these columns and two in another, and the first."""
+    pairs = [(three, two) for three in columns for two in range(7) if two != three]
+    boards = np.zeros((len(pairs), 6, 7, 2), np.int8)
+    for board, (three, two) in zip(boards, pairs, strict=True):
+        board[3:, three, 0] = board[4:, two, 0] = 1
+    return {"observation": torch.from_numpy(boards)}, torch.tensor([three for three, _ in pairs])
+
+
+def test_what_is_learnt_of_some_columns_holds_in_others() -> None:
+    """Fully connected layers take none of the columns that were never the right ones."""
+    torch.manual_seed(2)
+    network = ColumnGameNetwork(BOARD, 7)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    boards, columns = threes([0, 1, 2, 4])
+    for _ in range(30):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(boards)[0], columns).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    others, expected = threes([3, 5, 6])
+    logits, values = network(others)
+    assert (logits.argmax(1) == expected).float().mean() > 0.9
+    assert values.shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    ("spec", "actions", "window", "message"),
+    [
+        (BOARD, 42, 4, "an action for each column; got .* and 42 actions"),
+        (ObsSpec({"": ArraySpec((7,), "float32")}), 7, 4, "takes one board, .rows, columns, pla"),
+        (BOARD, 7, 7, "window = 7 must be at most 6"),
+    ],
+)
+def test_what_is_no_game_of_columns(spec: ObsSpec, actions: int, window: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ColumnGameNetwork(spec, actions, window=window)
 
 
 # -- optimal play ----------------------------------------------------------------------------------

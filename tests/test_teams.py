@@ -27,6 +27,8 @@ from rl_training.types import Progress, VectorStep
 from state_compare import assert_same_run
 
 pytest.importorskip("pettingzoo")
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
+
 from team_envs import APPEARS, DIES, LENGTH, Duel, Mortals, Relay, SoloCartPole
 
 SPREAD = "pettingzoo:mpe2/simple_spread_v3"
@@ -151,6 +153,17 @@ def test_turns() -> None:
         assert step.waiting is not None
         following = (turn + 1) % 5 % 2
         np.testing.assert_array_equal(step.waiting, [following != 0, following != 1] * 2)
+
+
+def test_a_game_of_turns_loses_the_checks_of_every_call() -> None:
+    wrapped = OrderEnforcingWrapper(AssertOutOfBoundsWrapper(Duel()))
+    plain, checked = (TeamEnv(env, TeamOptions()) for env in (Duel(), wrapped))
+    assert type(checked._env) is Duel
+    np.testing.assert_array_equal(checked.reset(seed=1)[0], plain.reset(seed=1)[0])
+    for _ in range(5):
+        ours, theirs = (env.step(np.zeros(2)) for env in (checked, plain))
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1:] == theirs[1:]
 
 
 def test_a_wrappers_time_limit_truncates_agents_that_wait_too() -> None:

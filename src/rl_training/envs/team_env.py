@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl_training.envs import spaces
-from rl_training.envs.team_games import Game, GameStep, game_of, is_game
+from rl_training.envs.team_games import Game, GameStep, game_of, is_game, without_checks
 from rl_training.envs.team_layout import AGENT, OBSERVATION, TEAM, Group, TeamLayout
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.types import ACTION_MASK, TEAM_ALIVE, TEAM_STATE, Array, ArraySpec, ObsSpec
@@ -71,6 +71,7 @@ class TeamEnv(gym.Env[Array, Array]):
     def __init__(self, env: Any, options: TeamOptions) -> None:
         if not is_game(env):
             raise ConfigError(f"{type(env).__name__} is not a PettingZoo environment")
+        env = without_checks(env)
         game = game_of(env)
         self._env: Any = env
         self._game: Game = game
