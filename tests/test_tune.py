@@ -32,6 +32,7 @@ from rl_training.tools.tune.api import study_name
 from rl_training.tools.tune.cma_es import ReplayedCmaEs
 from rl_training.tools.tune.loop import run_trials
 from rl_training.tools.tune.result import short_settings, write_study
+from rl_training.tools.tune.samplers import SAMPLERS
 from rl_training.tools.tune.scores import interquartile_mean, interval, score
 from rl_training.tools.tune.settings import StudySettings, final_seeds, tuning_seeds
 from rl_training.tools.tune.space import declared, read_space
@@ -317,6 +318,9 @@ def test_a_continued_study_samples_what_an_uninterrupted_one_would(
             assert claimed is not None
             study.finish(claimed, float(value % 4))
         assert study is not None
+        if sampler == "cmaes":  # also for a single setting with a range
+            sampled = study.trials()[1:]
+            assert all("cma:generation" in one.system_attrs for one in sampled)
         return numbers_of(study)
 
     whole = go(tmp_path / "a", reopened=False)
@@ -366,14 +370,13 @@ def test_all_combinations_are_tried_once(sampler: str, tmp_path: Path) -> None:
 def test_a_sampler_without_its_package_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = make_study(tmp_path, sampler="gp")
-
     def fails(**_: Any) -> None:
         raise ImportError("no torch")
 
     monkeypatch.setattr(optuna.samplers, "GPSampler", fails)
     with pytest.raises(ConfigError, match="'gp' needs a package"):
-        study.next_trial(1)
+        make_study(tmp_path, sampler="gp")
+    assert list(tmp_path.iterdir()) == [], "nothing is written"
 
 
 @pytest.mark.parametrize("file", ["study.db", "study.log"])
@@ -724,6 +727,14 @@ def test_mistakes_on_the_command_line(
     assert main(["tune", *args]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [], "nothing is written"
+
+
+def test_the_help_names_all_samplers(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        main(["tune", "--help"])
+    printed = capsys.readouterr().out
+    assert [name for name in SAMPLERS if name not in printed] == []
+    assert [name for name in SAMPLERS if name not in str(api.tune.__doc__)] == []
 
 
 def test_the_space_is_printed_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

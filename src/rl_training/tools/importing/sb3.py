@@ -74,8 +74,8 @@ def main(args: list[str]) -> int:
             " one of more observations"
         )
     show(
-        f"{result['algo']}: all {rows:,} actions agree with the reference"
-        f" ({different:,} different)\n"
+        f"{result['algo']}: all {rows:,} actions ({different:,} distinct) agree with the"
+        " reference\n"
         f"wrote {out}\nevaluate: rl-training eval {out}\n"
     )
     if options.json:

@@ -67,7 +67,7 @@ class TuneArgs:
     show_space: bool = False
     """Print the space as a YAML file, and end."""
     sampler: str = "tpe"
-    """Sampler of Optuna: tpe, random, gp, qmc, nsgaii, nsgaiii or brute_force."""
+    """Sampler of Optuna: tpe, random, gp, cmaes, qmc, nsgaii, nsgaiii, brute_force or grid."""
     sampler_seed: int = 1
     """Seed of the sampler."""
     objective: Literal["final", "curve"] = "final"

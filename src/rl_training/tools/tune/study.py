@@ -65,6 +65,8 @@ class TuningStudy:
         """The command that created the study."""
         self._storage_path = storage
         check_storage(storage)
+        # A sampler that cannot be made is an error before there is a study.
+        make_sampler(settings.sampler, settings.sampler_seed, 0)
         try:
             with storage_errors():
                 folder.mkdir(parents=True, exist_ok=True)
