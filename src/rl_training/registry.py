@@ -204,6 +204,7 @@ ALGORITHMS = Registry(
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
+            device_envs=True,
             title="Deep Q-learning",
         ),
         "drqn": Entry(
@@ -225,6 +226,7 @@ ALGORITHMS = Registry(
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
             prior_data=True,
+            device_envs=True,
             title="Soft actor-critic",
         ),
         "td3": Entry(
@@ -236,6 +238,7 @@ ALGORITHMS = Registry(
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
             prior_data=True,
+            device_envs=True,
             title="Twin delayed DDPG",
         ),
         "ippo": Entry(

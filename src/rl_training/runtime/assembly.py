@@ -28,6 +28,7 @@ from rl_training.runtime.device import (
     pick_threads,
     torch_threads,
 )
+from rl_training.runtime.device_actors import noise_steps
 from rl_training.runtime.device_source import DeviceSource
 from rl_training.runtime.episode_info import WINDOW
 from rl_training.runtime.launch import failing_together
@@ -154,15 +155,16 @@ def _assemble_on_device(
     count = pick_threads(config, env.obs_spec, device) if threads is None else threads
     learner = build_algorithm(config, *spaces, device, count)
     learner.draw_on_device()
+    spec = get_spec(config.algo)
     source = DeviceSource(
         env,
-        learner.model,
+        spec.device_actor(learner, config),
         seed=config.seed,
-        num_steps=config.algo_kwargs.num_steps,
+        num_steps=getattr(config.algo_kwargs, "num_steps", None) or noise_steps(config.num_envs),
         acceleration=config.acceleration,
     )
     return Setup(
-        spec=get_spec(config.algo),
+        spec=spec,
         config=config,
         learner=learner,
         source=source,
