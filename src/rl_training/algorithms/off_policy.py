@@ -325,7 +325,7 @@ class ReplayLearner(ABC):
 
     def _update(self, delayed: bool, *drawn: dict[str, Any]) -> Any:
         batches = [
-            {**batch, **replay.gather(batch.pop("recipe"))} if "recipe" in batch else batch
+            {**replay.gather(batch.pop("recipe")), **batch} if "recipe" in batch else batch
             for batch, replay in zip(map(dict, drawn), self._replays, strict=True)
         ]
         metrics = self.update(*batches, delayed=delayed)

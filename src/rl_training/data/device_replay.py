@@ -189,9 +189,7 @@ class DeviceReplay:
         del beta
         if not self._filled:
             raise ValueError("the replay contains no transition to sample")
-        drawn = torch.randint(
-            _MOST, (batch_size,), generator=generator, device=generator.device
-        )
+        drawn = torch.randint(_MOST, (batch_size,), generator=generator, device=generator.device)
         return {"recipe": drawn}
 
     def gather(self, recipe: Tensor) -> dict[str, Any]:
@@ -225,7 +223,7 @@ class DeviceReplay:
         self, cells: Tensor, returns: Tensor, discounts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return n-step returns, the factors of what follows, and the last transitions."""
-        layout, last = self._layout, cells
+        last = cells
         ends = self._cells[:, -1:]  # the word of rewards and flags
         reward = _Part(0, 1, (), torch.float32)
         flags = _Part(0, 1, (2,), torch.int32)

@@ -27,10 +27,10 @@ from rl_training.types import ActionSpec, Array, EnvInfo, Progress, StopRequest,
 class DeviceSource:
     """Steps a `DeviceEnv` with a policy whose noise is drawn on the device.
 
-    Returns and lengths of episodes are sums on the device; they are read once per rollout or report,
-    together with whether all numbers are finite. With ``acceleration: cudagraph`` a whole rollout
-    is one CUDA graph, if the environment is `capturable`; it then cannot be paused in between. A
-    replay is filled step by step, where each step is a graph.
+    Returns and lengths of episodes are sums on the device; they are read once per rollout or
+    report, together with whether all numbers are finite. With ``acceleration: cudagraph`` a whole
+    rollout is one CUDA graph, if the environment is `capturable`; it then cannot be paused in
+    between. A replay is filled step by step, where each step is a graph.
     """
 
     def __init__(
