@@ -21,7 +21,7 @@ from rl_training.data.device_rollout import DeviceRollout
 from rl_training.device_envs import DeviceStep, register_device_env
 from rl_training.device_envs.classic import CartPole, Pendulum
 from rl_training.device_envs.vector import DeviceVector
-from rl_training.errors import CheckpointError, ConfigError, NonFiniteError
+from rl_training.errors import CheckpointError, ConfigError, NonFiniteError, Paused
 from rl_training.eval import make_eval_env
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import ALGORITHMS
@@ -32,6 +32,7 @@ from rl_training.runtime.workflows import resume_training
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec
 from state_compare import assert_same_run, differences, final_state, metric_rows
 from test_pause import Interruptions, finish
+from test_resume import run_and_kill
 
 REPLAY: dict[str, Any] = {
     "num_envs": 16,
@@ -49,8 +50,8 @@ KNOBS: dict[str, dict[str, Any]] = {
     "a2c": {"num_steps": 16},
     "ppg": {"num_steps": 16, "policy_phases": 2, "aux_epochs": 1},
     "dqn": {**REPLAY, "n_step": 3},
-    "sac": REPLAY,
-    "td3": REPLAY,
+    "sac": {**REPLAY, "env_kwargs": {"max_episode_steps": 20}},
+    "td3": {**REPLAY, "env_kwargs": {"max_episode_steps": 20}},
 }
 SMALL: dict[str, Any] = {
     "num_envs": 4,
@@ -167,6 +168,20 @@ def test_a_run_that_is_stopped_between_any_steps_ends_the_same(
     assert_same_run(whole.run_dir, part.run_dir)
 
 
+def test_a_killed_run_with_a_replay_ends_as_one_that_was_not(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_for(
+        make_config, "sac", total_timesteps=4096, checkpoint_interval=1000, progress=False
+    )
+    whole = ExperimentManager.setup(config).train()
+    killed = run_and_kill(config, tmp_path / "killed", "step", "3000")
+    assert metric_rows(killed) != metric_rows(whole.run_dir)
+    assert len(list((killed / "replay").iterdir())) >= 1
+    resume_training(killed)
+    assert_same_run(whole.run_dir, killed)
+
+
 def trained(**settings: Any) -> OnPolicyTrainer:
     model = PPO(**{**SMALL, "num_steps": 16, "hidden_sizes": [16], **settings})
     model.learn(run_dir=None)
@@ -189,13 +204,36 @@ def test_it_learns_and_reports_what_the_host_does() -> None:
     assert (mine.bootstrap != 0).any()
 
 
-def test_a_rollout_as_one_function_is_the_same_step_by_step(make_config: MakeConfig) -> None:
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("ppo", {}),
+        ("ppo", {"target_kl": 1e-3, "learning_rate": 3e-3, "normalize_obs": True}),
+        ("ppg", {}),
+    ],
+)
+def test_rollouts_and_epochs_as_one_function_are_the_same_step_by_step(
+    algo: str, settings: dict[str, Any], make_config: MakeConfig
+) -> None:
+    """These functions are what CUDA graphs are captured from."""
     runs = []
     for whole in (False, True):
-        trainer: Any = ExperimentManager.setup(config_for(make_config, "ppo"))
-        trainer.source.collects_whole = whole
+        trainer: Any = ExperimentManager.setup(config_for(make_config, algo, **settings))
+        trainer.source.collects_whole = trainer.learner.learns_whole = whole
         runs.append(trainer.train().run_dir)
     assert_same_run(*runs)
+    epochs = [row["losses/epochs"] for row in metric_rows(runs[0]) if "losses/epochs" in row]
+    assert (min(epochs) < 4) == bool(settings)
+
+
+def test_epochs_as_one_function_can_be_stopped_before(make_config: MakeConfig) -> None:
+    trainer: Any = ExperimentManager.setup(config_for(make_config, "ppo"))
+    progress = trainer_progress(trainer)
+    trainer.source.collect(trainer.buffer, 16, progress)
+    trainer.learner.learns_whole = True
+    with pytest.raises(Paused):
+        trainer.learner.learn(trainer.buffer, progress, lambda: True)
+    trainer.close()
 
 
 @pytest.mark.filterwarnings("ignore:resume of this run")
@@ -235,6 +273,7 @@ def test_the_host_waits_for_nothing_while_it_collects_and_learns(make_config: Ma
             trainer: Any = ExperimentManager.setup(config_for(make_config, algo, env_id=env_id))
             rollout = trainer.buffer
             progress = trainer_progress(trainer)
+            trainer.learner.learns_whole = True
             trainer.source.collect(rollout, 15, progress)  # the last step reads the sums
             with Synchronisations() as waits:
                 trainer.source.collect(rollout, 1, progress)
