@@ -196,7 +196,7 @@ def test_a_nan_is_found_and_named() -> None:
     steps = Steps()
     steps.fill(None, there, 6)
     there.check_finite(6, 0)
-    there._layout.rewards.of(there.place)[4, 1] = torch.nan
+    there._layout.rewards.of(there._transitions)[4, 1] = torch.nan
     with pytest.raises(NonFiniteError, match="environment 1 returned a non-finite reward"):
         there.check_finite(6, 0)
     there.check_finite(1, 15)
@@ -208,7 +208,7 @@ def test_its_memory_is_what_is_announced() -> None:
     each = DeviceReplay.bytes_per_transition(OBS, MOVE)
     assert each == 2 * (24 + 16 + 8) + 24 + 8
     _, there = pair(30, 1)
-    assert there.place.nbytes == each * ENVS * 11
+    assert there._transitions.nbytes == each * ENVS * 11
     assert make_claimed(lambda: there, 1.0) is there
 
 
@@ -252,5 +252,5 @@ def test_recipes_of_a_copy_become_the_same_batches_within_the_update() -> None:
         assert_same_batch(batch, inside)
     assert made[0] == made[1] == [[]] * 4
     first, _, before, last = (places[0] for places in made[2])
-    assert first is before
-    assert before is not last  # graphs that read the old memory would be captured again
+    assert first == before
+    assert before != last  # graphs that read the old memory would be captured again

@@ -242,8 +242,8 @@ class ReplayLearner(ABC):
         self._moves_batches = self._device.type != "cpu" and not is_graph
         self._acceleration: Acceleration = acceleration
         self._replays: Sequence[Any] = ()
-        self._places: list[Any] = []
-        """What the updates gather their batches from; None: batches are their input."""
+        self._places: list[int | None] = []
+        """Memory that the updates gather their batches from; None: batches are their input."""
         self._run = self._updates()
 
     def _updates(self) -> dict[bool, Callable[..., Any]]:
@@ -301,6 +301,7 @@ class ReplayLearner(ABC):
             if self._prioritized:
                 for replay, drawn, errors in zip(replays, cells, td_errors, strict=True):
                     replay.update_priorities(drawn, errors)
+        self._replays = ()  # so that it is freed with the trainer
         return updates
 
     def _draw_batches(self, replays: Sequence[ReplayBuffer], beta: float) -> list[dict[str, Any]]:
@@ -319,7 +320,7 @@ class ReplayLearner(ABC):
         """Capture updates again if the memory that they gather from is another."""
         self._replays = replays
         places = [getattr(replay, "place", None) for replay in replays]
-        if any(one is not other for one, other in zip_longest(places, self._places)):
+        if any(one != other for one, other in zip_longest(places, self._places)):
             self._places = places
             self._run = self._updates()
 

@@ -359,6 +359,7 @@ class OnPolicyLearner(ABC):
     def finish(self, experience: Any, **metrics: float | Tensor) -> None:
         """Update the observation statistics and record metrics of the whole learning phase."""
         rollouts: Sequence[RolloutBuffer] = shards_of(experience)
+        self._rollouts = ()  # so that they are freed with the trainer
         batches, rows = [one.flat() for one in rollouts], [one.rows() for one in rollouts]
         self.model.update_normalizer(*rows, communicator=self.communicator)
         self._phase = {

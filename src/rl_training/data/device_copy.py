@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,13 @@ from torch import Tensor
 from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.data.obs_store import Gather, ObsStore
 from rl_training.types import Array
+
+_PLACES = itertools.count(1)
+
+
+def new_place() -> int:
+    """Return a number for memory that graphs gather from, which no other memory has."""
+    return next(_PLACES)
 
 
 class DeviceCopy:
@@ -25,8 +33,8 @@ class DeviceCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.place: object = object()
-        """Another object whenever the copies move to other memory."""
+        self.place = new_place()
+        """Another number whenever the copies move to other memory."""
         self._images: Any = None
         self._pools: Any = None
         self._actions: Any = None
@@ -53,7 +61,7 @@ class DeviceCopy:
         ring, width = actions.shape[:2]
         pools = tree_map(lambda store: store.pool, stores)
         if self._stale_rows is None or self._stale_rows >= ring:
-            self.place = object()
+            self.place = new_place()
             self._images = tree_map(lambda store: self._uploaded(store.flat), stores)
             self._pools = tree_map(self._uploaded, pools)
             self._actions = self._uploaded(actions)
@@ -63,7 +71,7 @@ class DeviceCopy:
                 tree_map(lambda copy, s: _refresh(copy, s.flat, cells), self._images, stores)  # noqa: B023
                 _refresh(self._actions, actions, rows)
             if len(tree_leaves(pools)[0]) != len(tree_leaves(self._pools)[0]):
-                self.place = object()
+                self.place = new_place()
                 self._pools = tree_map(self._uploaded, pools)
             else:
                 for row in self._stale_finals:

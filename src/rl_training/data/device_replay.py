@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.data import finite
+from rl_training.data.device_copy import new_place
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transition_ring import ENDED, TERMINATED, VALID, rows_per_chunk
 from rl_training.errors import ConfigError
@@ -100,9 +101,11 @@ class DeviceReplay:
         self._layout = _Layout(obs_spec, action_spec)
         self._ring = self.rows + 1  # as on the host, where one row has the current observations
         words = self._layout.words
-        self.place = torch.zeros((self._ring, num_envs, words), dtype=torch.int64, device=device)
-        """The transitions, whose address is part of the graphs that gather from them."""
-        self._cells = self.place.flatten(0, 1)
+        self.place = new_place()
+        """Number of the memory that `gather` reads from."""
+        shape = (self._ring, num_envs, words)
+        self._transitions = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._cells = self._transitions.flatten(0, 1)
         self._row = torch.zeros((num_envs, words), dtype=torch.int64, device=device)
         """The step that is written next."""
         self._steps = 0
@@ -133,8 +136,8 @@ class DeviceReplay:
 
     def arrays(self) -> Iterator[Array]:
         """Yield the memory on the host; that of an accelerator is allocated at once."""
-        if self.place.device.type == "cpu":
-            yield self.place.numpy()
+        if self._transitions.device.type == "cpu":
+            yield self._transitions.numpy()
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -168,7 +171,7 @@ class DeviceReplay:
     def advance(self) -> None:
         """Store the step that was written."""
         t = self._head
-        self.place[t].copy_(self._row)
+        self._transitions[t].copy_(self._row)
         self.changed_chunks.update((t // self.chunk_rows, (t + 1) % self._ring // self.chunk_rows))
         self._steps += 1
 
@@ -177,7 +180,7 @@ class DeviceReplay:
         del obs
         if self._filled and not exact:
             newest = (self._head - 1) % self._ring
-            self._layout.flags(self.place[newest]).bitwise_or_(ENDED)
+            self._layout.flags(self._transitions[newest]).bitwise_or_(ENDED)
             self.changed_chunks.add(newest // self.chunk_rows)
 
     # -- sampling ------------------------------------------------------------------------------
@@ -244,8 +247,10 @@ class DeviceReplay:
         """Return the newest rows, oldest first: a view where they do not wrap round the ring."""
         first = (self._head - count) % self._ring
         if first + count <= self._ring:
-            return self.place[first : first + count]
-        return torch.cat((self.place[first:], self.place[: first + count - self._ring]))
+            return self._transitions[first : first + count]
+        return torch.cat(
+            (self._transitions[first:], self._transitions[: first + count - self._ring])
+        )
 
     def newest_observations(self, count: int) -> Rows:
         """Return the observations of the newest rows, flat and oldest first; all are valid."""
@@ -310,7 +315,7 @@ class DeviceReplay:
         Successors that are not in the next row of the chunk are its final observations.
         """
         layout, rows = self._layout, self._chunk(index)
-        words = self.place[rows].cpu()
+        words = self._transitions[rows].cpu()
         flags = layout.flags(words)
         has_final = flags & ENDED > 0
         has_final[-1] = True
@@ -332,7 +337,7 @@ class DeviceReplay:
     def load_chunk(self, index: int, state: Mapping[str, Any]) -> None:
         """Restore a chunk."""
         layout, rows = self._layout, self._chunk(index)
-        words = torch.zeros_like(self.place[rows], device="cpu")
+        words = torch.zeros_like(self._transitions[rows], device="cpu")
         layout.actions.of(words).copy_(torch.as_tensor(state["actions"]))
         layout.rewards.of(words).copy_(torch.as_tensor(state["rewards"]))
         layout.flags(words).copy_(torch.as_tensor(state["flags"]))
@@ -345,7 +350,7 @@ class DeviceReplay:
             following = torch.cat((obs[1:], obs[-1:]))
             following[has_final] = torch.as_tensor(saved["final_obs"])
             after.of(words).copy_(following)
-        self.place[rows].copy_(words)
+        self._transitions[rows].copy_(words)
 
     def _chunk(self, index: int) -> slice:
         start = index * self.chunk_rows

@@ -74,8 +74,8 @@ class ReplayBuffer(TransitionRing):
         self._gathers_inside = True
 
     @property
-    def place(self) -> object:
-        """What `gather` reads from: another object once it has moved to other memory."""
+    def place(self) -> int | None:
+        """Number of the memory that `gather` reads from; None if batches are not gathered so."""
         return None if self._copy is None or not self._gathers_inside else self._copy.place
 
     def gather(self, recipe: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -129,20 +129,20 @@ class DeviceSource:
 
     def _collect_into_replay(self, replay: DeviceReplay, num_steps: int, stop: StopRequest) -> int:
         self._replay = replay
-        for taken in range(num_steps):
-            if stop():
-                return taken
+        taken = 0
+        while taken < num_steps and not stop():
             self._one(self._noise.take(self.info.num_envs))
             replay.advance()
-        return num_steps
+            taken += 1
+        del self._replay  # so that it is freed with the trainer
+        return taken
 
     def _one_step(self, noise: Tensor) -> None:
         """Step the environments in place, up to what the replay does on the host."""
         write = self._replay.write
         action, _, step = self._taken(noise)
-        (write if self._timed is None else self._timed("storing", write))(
-            self._current, action, step
-        )
+        store = write if self._timed is None else self._timed("storing", write)
+        store(self._current, action, step)
         self._show(step)
 
     def _collect_whole(self, rollout: DeviceRollout) -> int:
