@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import MakeConfig
+from conftest import MakeConfig, any_env
 from rl_training import PPO, train_ppo, train_sac
 from rl_training.config import TrainConfig
 from rl_training.data.device_rollout import DeviceRollout
 from rl_training.device_envs import DeviceStep, register_device_env
 from rl_training.device_envs.classic import CartPole, Pendulum
 from rl_training.device_envs.vector import DeviceVector
-from rl_training.errors import CheckpointError, ConfigError, NonFiniteError
+from rl_training.errors import CheckpointError, ConfigError, NonFiniteError, Paused
 from rl_training.eval import make_eval_env
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import ALGORITHMS
@@ -32,12 +32,26 @@ from rl_training.runtime.workflows import resume_training
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec
 from state_compare import assert_same_run, differences, final_state, metric_rows
 from test_pause import Interruptions, finish
+from test_resume import run_and_kill
 
+REPLAY: dict[str, Any] = {
+    "num_envs": 16,
+    "total_timesteps": 2048,
+    "learning_starts": 256,
+    "train_freq": 64,
+    "gradient_steps": 3,
+    "batch_size": 16,
+    "buffer_size": 800,
+    "hidden_sizes": [16],
+}
 ON_DEVICE = [name for name, entry in ALGORITHMS.items() if entry.device_envs]
 KNOBS: dict[str, dict[str, Any]] = {
     "ppo": {"num_steps": 16},
     "a2c": {"num_steps": 16},
     "ppg": {"num_steps": 16, "policy_phases": 2, "aux_epochs": 1},
+    "dqn": {**REPLAY, "n_step": 3},
+    "sac": {**REPLAY, "env_kwargs": {"max_episode_steps": 20}},
+    "td3": {**REPLAY, "env_kwargs": {"max_episode_steps": 20}},
 }
 SMALL: dict[str, Any] = {
     "num_envs": 4,
@@ -100,7 +114,7 @@ class SavedWalk(Walk):
 
 def config_for(make_config: MakeConfig, algo: str, **settings: Any) -> TrainConfig[Any]:
     common = {**SMALL, "vectorization": "device", "log_interval_steps": 1}
-    return make_config(algo=algo, **{**common, **KNOBS[algo], "env_id": "CartPole-v1", **settings})
+    return make_config(algo=algo, **{**common, **KNOBS[algo], "env_id": any_env(algo), **settings})
 
 
 class StopAt(Callback):
@@ -116,7 +130,8 @@ class StopAt(Callback):
 def test_a_seed_decides_a_run_and_a_resumed_one_is_the_same(
     algo: str, make_config: MakeConfig
 ) -> None:
-    settings = {"eval_episodes": 2, "eval_interval": 128, "normalize_obs": True}
+    settings = {"eval_episodes": 2, "normalize_obs": True}
+    settings["eval_interval"] = KNOBS[algo].get("total_timesteps", SMALL["total_timesteps"]) // 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whole = ExperimentManager.setup(config_for(make_config, algo, **settings)).train()
@@ -134,19 +149,37 @@ def test_a_seed_decides_a_run_and_a_resumed_one_is_the_same(
     assert any("rollout/return_mean" in row for row in metric_rows(whole.run_dir))
 
 
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_a_run_that_is_stopped_between_any_steps_ends_the_same(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"total_timesteps": 128, "env_id": "Pendulum-v1"}
+    # A replay of eight rows is overwritten many times, chunk by chunk.
+    monkeypatch.setattr("rl_training.data.transition_ring._CHUNK_BYTES", 3000)
+    settings = {"total_timesteps": 1024 if algo == "sac" else 128, "env_id": "Pendulum-v1"}
     settings |= {"env_kwargs": {"max_episode_steps": 5}}
-    whole = ExperimentManager.setup(config_for(make_config, "ppo", **settings)).train()
+    settings |= {"buffer_size": 128} if algo == "sac" else {}
+    whole = ExperimentManager.setup(config_for(make_config, algo, **settings)).train()
     interruptions = Interruptions(monkeypatch)
-    trainer = ExperimentManager.setup(config_for(make_config, "ppo", **settings))
+    trainer = ExperimentManager.setup(config_for(make_config, algo, **settings))
     interruptions.at = 5
     part = trainer.train()
     assert part.interrupted
     part = finish(part, interruptions, gap=37)
     assert_same_run(whole.run_dir, part.run_dir)
+
+
+def test_a_killed_run_with_a_replay_ends_as_one_that_was_not(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_for(
+        make_config, "sac", total_timesteps=4096, checkpoint_interval=1000, progress=False
+    )
+    whole = ExperimentManager.setup(config).train()
+    killed = run_and_kill(config, tmp_path / "killed", "step", "3000")
+    assert metric_rows(killed) != metric_rows(whole.run_dir)
+    assert len(list((killed / "replay").iterdir())) >= 1
+    resume_training(killed)
+    assert_same_run(whole.run_dir, killed)
 
 
 def trained(**settings: Any) -> OnPolicyTrainer:
@@ -171,13 +204,36 @@ def test_it_learns_and_reports_what_the_host_does() -> None:
     assert (mine.bootstrap != 0).any()
 
 
-def test_a_rollout_as_one_function_is_the_same_step_by_step(make_config: MakeConfig) -> None:
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("ppo", {}),
+        ("ppo", {"target_kl": 1e-3, "learning_rate": 3e-3, "normalize_obs": True}),
+        ("ppg", {}),
+    ],
+)
+def test_rollouts_and_epochs_as_one_function_are_the_same_step_by_step(
+    algo: str, settings: dict[str, Any], make_config: MakeConfig
+) -> None:
+    """These functions are what CUDA graphs are captured from."""
     runs = []
     for whole in (False, True):
-        trainer: Any = ExperimentManager.setup(config_for(make_config, "ppo"))
-        trainer.source.collects_whole = whole
+        trainer: Any = ExperimentManager.setup(config_for(make_config, algo, **settings))
+        trainer.source.collects_whole = trainer.learner.learns_whole = whole
         runs.append(trainer.train().run_dir)
     assert_same_run(*runs)
+    epochs = [row["losses/epochs"] for row in metric_rows(runs[0]) if "losses/epochs" in row]
+    assert (min(epochs) < 4) == bool(settings)
+
+
+def test_epochs_as_one_function_can_be_stopped_before(make_config: MakeConfig) -> None:
+    trainer: Any = ExperimentManager.setup(config_for(make_config, "ppo"))
+    progress = trainer_progress(trainer)
+    trainer.source.collect(trainer.buffer, 16, progress)
+    trainer.learner.learns_whole = True
+    with pytest.raises(Paused):
+        trainer.learner.learn(trainer.buffer, progress, lambda: True)
+    trainer.close()
 
 
 @pytest.mark.filterwarnings("ignore:resume of this run")
@@ -217,6 +273,7 @@ def test_the_host_waits_for_nothing_while_it_collects_and_learns(make_config: Ma
             trainer: Any = ExperimentManager.setup(config_for(make_config, algo, env_id=env_id))
             rollout = trainer.buffer
             progress = trainer_progress(trainer)
+            trainer.learner.learns_whole = True
             trainer.source.collect(rollout, 15, progress)  # the last step reads the sums
             with Synchronisations() as waits:
                 trainer.source.collect(rollout, 1, progress)
@@ -226,6 +283,32 @@ def test_the_host_waits_for_nothing_while_it_collects_and_learns(make_config: Ma
     with Synchronisations() as waits:
         float(torch.ones(1) + 1)
     assert waits.found
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3", "dqn"])
+def test_the_host_waits_twice_in_an_iteration_of_many_updates(
+    algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer: Any = ExperimentManager.setup(config_for(make_config, algo))
+    progress = trainer_progress(trainer)
+    trainer.iterate(progress)
+    transfers: list[str] = []
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+        real = getattr(Tensor, name)
+
+        def counted(self: Tensor, *args: Any, real: Any = real, name: str = name) -> Any:
+            transfers.append(name)
+            return real(self, *args)
+
+        monkeypatch.setattr(Tensor, name, counted)
+    trainer._pending += 20
+    with Synchronisations() as waits:
+        assert trainer.iterate(progress) is not None
+    monkeypatch.undo()
+    assert trainer.learner.num_updates >= 50
+    assert waits.found == []
+    assert transfers == ["tolist", "tolist"]  # sums of episodes, means of losses
+    trainer.close()
 
 
 def trainer_progress(trainer: Any) -> Any:
@@ -332,7 +415,14 @@ def test_ids_can_be_registered(make_config: MakeConfig) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algo": "dqn"}, "vectorization: device does not work with dqn; use ppo, a2c or ppg"),
+        (
+            {"algo": "drqn"},
+            "vectorization: device does not work with drqn; use ppo, a2c, ppg, dqn, sac or td3",
+        ),
+        (
+            {"algo": "dqn", "algo_kwargs": {"prioritized": True}},
+            "'algo_kwargs.prioritized' must be false with vectorization: device",
+        ),
         ({"normalize_reward": True}, "'normalize_reward' must be false with vectorization: device"),
         ({"device": "mps"}, "'device' must be auto, cpu or cuda with vectorization: device"),
         ({"shards": 2}, "'shards' must be 1 with vectorization: device"),

@@ -219,15 +219,16 @@ def test_taking_memory_keeps_what_it_holds() -> None:
         np.testing.assert_equal(held, array)
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "device"])
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_memory_is_freed_with_the_last_reference_to_a_trainer(
-    algo: str, make_config: MakeConfig
+    algo: str, vectorization: str, make_config: MakeConfig
 ) -> None:
     """At once: runs one after another must not wait for the collector of cycles."""
     gc.collect()
     gc.disable()
     try:
-        trainer: Any = ExperimentManager.setup(make_config(algo=algo))
+        trainer: Any = ExperimentManager.setup(make_config(algo=algo, vectorization=vectorization))
         trainer.train()
         stored = weakref.ref(trainer.replay if algo == "dqn" else trainer.buffer)
         del trainer

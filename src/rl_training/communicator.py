@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training.seeding import restore_generator
+
 SHARD_WEIGHT = "shard_weight"
 """Key of a batch: the share of its shard in means over all shards; absent: equal shares."""
 
@@ -112,7 +114,7 @@ def load_generator_states(
     """Restore the states of the local shards' generators."""
     saved = state_of_each(state, communicator)
     for generator, one in zip(generators, saved, strict=True):
-        generator.set_state(one)
+        restore_generator(generator, one)
 
 
 def gather_state(state: Any, communicator: Communicator, *, everywhere: bool = True) -> Any:

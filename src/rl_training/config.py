@@ -52,6 +52,8 @@ class _DefaultNumber(int):
 
 _COMPUTED = ("total_timesteps", "total_updates", "num_envs", "eval_interval")
 """Settings whose default depends on other settings, each after those it depends on."""
+_NAMED = ("env_id", "acceleration")
+"""Settings whose default name stands for a choice that depends on others."""
 _TOTALS = ("total_timesteps", "total_updates")
 _DEFAULT_TOTAL = 100_000
 _HALF = 0.5
@@ -221,9 +223,15 @@ class TrainConfig(Generic[AlgoConfig]):
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device of the networks; 'auto': a GPU for images, the CPU (usually faster) for vectors."""
-    acceleration: Literal["eager", "compile", "cudagraph"] = "eager"
+    acceleration: Literal["eager", "compile", "cudagraph"] = cast(
+        "Literal['eager']",
+        _DefaultName("eager"),
+    )
     """How updates run: 'compile' compiles loss and gradients; 'cudagraph' also replays the
-    update as one CUDA graph."""
+    update as one CUDA graph. Unset: cudagraph for environments on a GPU, where it is possible."""
+    deterministic: bool = False
+    """Use only deterministic operations on CUDA, so that a resume is exact where that is possible;
+    slower. It has no effect on other devices."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of networks for images; bfloat16 needs CUDA."""
     torch_threads: int | None = None
@@ -497,7 +505,7 @@ class TrainConfig(Generic[AlgoConfig]):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as stored in YAML, JSON and checkpoints."""
         plain = cast("dict[str, Any]", to_plain(self))
-        named = {"algo": str(self.algo), "env_id": str(self.env_id)}
+        named = {name: str(plain[name]) for name in ("algo", *_NAMED)}
         settings = {**plain, **named, **{name: int(plain[name]) for name in _COMPUTED}}
         if self.is_offline and not self.is_given("env_id"):  # it is that of the dataset
             del settings["env_id"]
@@ -505,7 +513,7 @@ class TrainConfig(Generic[AlgoConfig]):
 
     def _given(self) -> dict[str, Any]:
         """Return plain values without those that were computed from others."""
-        computed = [name for name in (*_COMPUTED, "env_id") if not self.is_given(name)]
+        computed = [name for name in (*_COMPUTED, *_NAMED) if not self.is_given(name)]
         return {key: value for key, value in self.to_dict().items() if key not in computed}
 
     def to_yaml(self) -> str:

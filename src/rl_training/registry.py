@@ -204,6 +204,7 @@ ALGORITHMS = Registry(
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
+            device_envs=True,
             title="Deep Q-learning",
         ),
         "pqn": Entry(
@@ -235,6 +236,7 @@ ALGORITHMS = Registry(
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
             prior_data=True,
+            device_envs=True,
             title="Soft actor-critic",
         ),
         "sac_discrete": Entry(
@@ -259,6 +261,7 @@ ALGORITHMS = Registry(
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
             prior_data=True,
+            device_envs=True,
             title="Twin delayed DDPG",
         ),
         "ippo": Entry(

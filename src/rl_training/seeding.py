@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -30,6 +31,15 @@ def torch_stream(
     import torch
 
     return torch.Generator(device=device).manual_seed(stream_seed(seed, name, *keys))
+
+
+def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Restore a generator's state; one of another kind of device seeds it instead."""
+    if len(state) == len(generator.get_state()):
+        generator.set_state(state)
+        return
+    digest = hashlib.sha256(state.numpy().tobytes()).digest()
+    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def shard_streams(seed: int, name: str, shards: Iterable[int]) -> list[torch.Generator]:

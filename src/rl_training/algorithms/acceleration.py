@@ -143,6 +143,9 @@ class _Inputs:
 
     def load(self, values: Any) -> None:
         """Copy new values into the tensors."""
+        if not len(self._here):  # nothing is on the host, and the host does not wait
+            _copy_into(self._staged, values)
+            return
         self._sent.synchronize()  # the transfer of the call before may not be complete
         _copy_into(self._staged, values)
         self._there.copy_(self._here, non_blocking=True)

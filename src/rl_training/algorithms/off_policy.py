@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -239,12 +240,29 @@ class ReplayLearner(ABC):
         # A graph takes its inputs from the host by itself.
         is_graph = acceleration == "cudagraph" and communicator.is_local
         self._moves_batches = self._device.type != "cpu" and not is_graph
-        self._run = {
+        self._acceleration: Acceleration = acceleration
+        self._replays: Sequence[Any] = ()
+        self._places: list[int | None] = []
+        """Memory that the updates gather their batches from; None: batches are their input."""
+        self._run = self._updates()
+
+    def _updates(self) -> dict[bool, Callable[..., Any]]:
+        """Return the updates without and with the delayed part, captured where that is possible."""
+        return {
             delayed: graphed_update(
-                functools.partial(self._update, delayed), acceleration, self._device, communicator
+                functools.partial(self._update, delayed),
+                self._acceleration,
+                self._device,
+                self.communicator,
             )
             for delayed in (False, True)
         }
+
+    def draw_on_device(self) -> None:
+        """Draw random numbers on the device of the networks, from the same seeds."""
+        self.generators = [
+            torch.Generator(self._device).manual_seed(one.initial_seed()) for one in self.generators
+        ]
 
     def learn(
         self,
@@ -268,10 +286,13 @@ class ReplayLearner(ABC):
             if stop():
                 return done
             batches = self._draw_batches(replays, beta)
-            cells = [batch.pop("cells") for batch in batches]
+            cells = [batch.pop("cells", None) for batch in batches]
             if self.noise_shape is not None:
                 for batch, generator in zip(batches, self.generators, strict=True):
-                    batch["noise"] = torch.randn(self.noise_shape, generator=generator)
+                    batch["noise"] = torch.randn(
+                        self.noise_shape, generator=generator, device=generator.device
+                    )
+            self._gather_from(replays)
             if self._moves_batches:
                 batches = pytree.tree_map(lambda leaf: leaf.to(self._device), batches)
             self.num_updates += 1
@@ -280,6 +301,7 @@ class ReplayLearner(ABC):
             if self._prioritized:
                 for replay, drawn, errors in zip(replays, cells, td_errors, strict=True):
                     replay.update_priorities(drawn, errors)
+        self._replays = ()  # so that it is freed with the trainer
         return updates
 
     def _draw_batches(self, replays: Sequence[ReplayBuffer], beta: float) -> list[dict[str, Any]]:
@@ -294,7 +316,19 @@ class ReplayLearner(ABC):
             replay.batch(draw, least, beta) for replay, draw in zip(replays, draws, strict=True)
         ]
 
-    def _update(self, delayed: bool, *batches: dict[str, Any]) -> Any:
+    def _gather_from(self, replays: Sequence[Any]) -> None:
+        """Capture updates again if the memory that they gather from is another."""
+        self._replays = replays
+        places = [getattr(replay, "place", None) for replay in replays]
+        if any(one != other for one, other in zip_longest(places, self._places)):
+            self._places = places
+            self._run = self._updates()
+
+    def _update(self, delayed: bool, *drawn: dict[str, Any]) -> Any:
+        batches = [
+            {**replay.gather(batch.pop("recipe")), **batch} if "recipe" in batch else batch
+            for batch, replay in zip(map(dict, drawn), self._replays, strict=True)
+        ]
         metrics = self.update(*batches, delayed=delayed)
         td_errors = metrics.pop("td_errors", None)
         self.metrics.add(metrics)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training._internal.coerce import require
-from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed_update
+from rl_training.algorithms.acceleration import Acceleration, accelerate, graphed, graphed_update
 from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
@@ -31,6 +31,7 @@ from rl_training.communicator import (
     shards_of,
 )
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.errors import Paused
 from rl_training.models.mlp_actor_critic import Evaluation
 from rl_training.search_space import Choice, Range, SearchSpace
 from rl_training.types import Progress, Rows, RunSettings, StopRequest, envs_of_shard, never, until
@@ -235,7 +236,13 @@ class OnPolicyLearner(ABC):
         )
         device = self.step.flat.device
         self.metrics = MetricSums(device)
+        self._acceleration: Acceleration = acceleration
         self._run_update = graphed_update(self._update, acceleration, device, communicator)
+        self._rollouts: Sequence[RolloutBuffer] = ()
+        """What is learnt from; of environments on the device it has the same memory every time."""
+        self._evaluate_all: Callable[[], None] = self._evaluate_rollouts
+        self.learns_whole = False
+        """Whether whole epochs are one function, which cannot be paused in between."""
         self._evaluate = accelerate(self.rollout_evaluation(), acceleration)
         self._phase: dict[str, float | Tensor] = {}
         """Metrics of the last learning phase that are no means over updates."""
@@ -273,11 +280,17 @@ class OnPolicyLearner(ABC):
         return combine_minibatches(shards, self.communicator, norm_adv=self.config.norm_adv)
 
     def draw_on_device(self) -> None:
-        """Draw the order of minibatches on the device of the networks, from the same seeds."""
-        device = self.step.flat.device
+        """Draw the order of minibatches on the device of the networks, from the same seeds.
+
+        Rollouts are then on it, too, in the same memory every time: what precedes the epochs and
+        the epochs themselves are captured with ``acceleration: cudagraph``.
+        """
+        device, mode = self.step.flat.device, self._acceleration
         self.generators = [
             torch.Generator(device).manual_seed(one.initial_seed()) for one in self.generators
         ]
+        self._evaluate_all = graphed(self._evaluate_rollouts, mode, device, copies=False)
+        self.learns_whole = mode == "cudagraph"
 
     def evaluated(self, minibatch: Mapping[str, Any]) -> dict[str, Any]:
         """Return stored data with what the current model computes for it, as losses take it."""
@@ -294,9 +307,13 @@ class OnPolicyLearner(ABC):
         self.step.check_placement()
         set_learning_rates(self.config, progress, self.step)
         rollouts: Sequence[RolloutBuffer] = shards_of(experience)
-        for rollout in rollouts:
-            self._evaluate_rollout(rollout)
+        self._rollouts = rollouts
+        self._evaluate_all()
         return rollouts
+
+    def _evaluate_rollouts(self) -> None:
+        for rollout in self._rollouts:
+            self._evaluate_rollout(rollout)
 
     @torch.no_grad()
     def _evaluate_rollout(self, rollout: RolloutBuffer) -> None:
@@ -322,6 +339,7 @@ class OnPolicyLearner(ABC):
     def finish(self, experience: Any, **metrics: float | Tensor) -> None:
         """Update the observation statistics and record metrics of the whole learning phase."""
         rollouts: Sequence[RolloutBuffer] = shards_of(experience)
+        self._rollouts = ()  # so that they are freed with the trainer
         batches, rows = [one.flat() for one in rollouts], [one.rows() for one in rollouts]
         self.model.update_normalizer(*rows, communicator=self.communicator)
         self._phase = {
@@ -368,6 +386,8 @@ class PPO(OnPolicyLearner):
         **shards: Any,
     ) -> None:
         super().__init__(model, config, acceleration=acceleration, **shards)
+        self._run_epochs: Callable[[Tensor], Tensor] = self._epochs
+        self._no_kl = torch.zeros(())
         # As a tensor only where a changing float would make the compiler start over.
         self._clip_coef: float | Tensor = config.clip_coef
         if acceleration != "eager":
@@ -390,17 +410,50 @@ class PPO(OnPolicyLearner):
         config, rollouts = self.config, self.prepare(experience, progress)
         self._anneal_clip(progress)
         epochs = 0
+        make = self._make_whole if self.learns_whole else self._make_epoch
         while epochs < config.update_epochs:
-            kl_estimates = []
-            for minibatches in until(stop, self.epoch(rollouts, config.num_minibatches)):
-                metrics = self.update(*minibatches)
-                if config.target_kl is not None:
-                    kl_estimates.append(metrics["approx_kl"].clone())
-            epochs += 1
-            if kl_estimates and float(torch.stack(kl_estimates).mean()) > config.target_kl:
+            made, mean_kl = make(stop)
+            epochs += made
+            if config.target_kl is not None and float(mean_kl) > config.target_kl:
                 break
         self.finish(rollouts, epochs=float(epochs))
         return int(epochs * config.num_minibatches)
+
+    def draw_on_device(self) -> None:
+        """Draw the order of minibatches on the device; capture whole epochs where graphs are."""
+        super().draw_on_device()
+        device = self.step.flat.device
+        self._run_epochs = graphed(self._epochs, self._acceleration, device, copies=False)
+
+    def _make_epoch(self, stop: StopRequest) -> tuple[int, Tensor]:
+        """Make one epoch; return 1, and the mean of the approximate KL where it is a target."""
+        config, estimates = self.config, []
+        for minibatches in until(stop, self.epoch(self._rollouts, config.num_minibatches)):
+            metrics = self.update(*minibatches)
+            if config.target_kl is not None:
+                estimates.append(metrics["approx_kl"].clone())
+        return 1, torch.stack(estimates).mean() if estimates else self._no_kl
+
+    def _make_whole(self, stop: StopRequest) -> tuple[int, Tensor]:
+        """Make all epochs in one call, or one where the KL is a target; return what it returns."""
+        if stop():
+            raise Paused
+        config, (rollout,), (generator,) = self.config, self._rollouts, self.generators
+        count = config.update_epochs if config.target_kl is None else 1
+        orders = [rollout.draw_order(generator) for _ in range(count)]
+        mean_kl = self._run_epochs(torch.stack(orders))
+        self.metrics.updates += count * config.num_minibatches
+        return count, mean_kl
+
+    def _epochs(self, orders: Tensor) -> Tensor:
+        """Make an epoch in each of the given orders, changing nothing on the host."""
+        config, (rollout,) = self.config, self._rollouts
+        estimates = []
+        for order in orders.unbind():
+            shards = [list(rollout.minibatches_in(order, config.num_minibatches))]
+            combined = combine_minibatches(shards, self.communicator, norm_adv=config.norm_adv)
+            estimates += [self._update(*one)["approx_kl"].clone() for one in combined]
+        return torch.stack(estimates).mean()
 
     def loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ppo_loss` of the current model on stored data."""

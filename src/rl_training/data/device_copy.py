@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,13 @@ from torch import Tensor
 from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.data.obs_store import Gather, ObsStore
 from rl_training.types import Array
+
+_PLACES = itertools.count(1)
+
+
+def new_place() -> int:
+    """Return a number for memory that graphs gather from, which no other memory has."""
+    return next(_PLACES)
 
 
 class DeviceCopy:
@@ -25,6 +33,8 @@ class DeviceCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.place = new_place()
+        """Another number whenever the copies move to other memory."""
         self._images: Any = None
         self._pools: Any = None
         self._actions: Any = None
@@ -51,6 +61,7 @@ class DeviceCopy:
         ring, width = actions.shape[:2]
         pools = tree_map(lambda store: store.pool, stores)
         if self._stale_rows is None or self._stale_rows >= ring:
+            self.place = new_place()
             self._images = tree_map(lambda store: self._uploaded(store.flat), stores)
             self._pools = tree_map(self._uploaded, pools)
             self._actions = self._uploaded(actions)
@@ -60,6 +71,7 @@ class DeviceCopy:
                 tree_map(lambda copy, s: _refresh(copy, s.flat, cells), self._images, stores)  # noqa: B023
                 _refresh(self._actions, actions, rows)
             if len(tree_leaves(pools)[0]) != len(tree_leaves(self._pools)[0]):
+                self.place = new_place()
                 self._pools = tree_map(self._uploaded, pools)
             else:
                 for row in self._stale_finals:
@@ -83,6 +95,24 @@ class DeviceCopy:
             "obs": obs,
             "actions": self._actions.flatten(0, 1).index_select(0, there),
             "next_obs": next_obs,
+        }
+
+    def gather(self, recipe: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what `take` does, of observations that are not stacked.
+
+        Indices are tensors on the device, and shapes are static: it may be part of a CUDA graph.
+        """
+        cells, finals = recipe["cells"], recipe["finals"]
+
+        def successor(images: Tensor, pool: Tensor) -> Tensor:
+            ended = (finals >= 0).view(-1, *(1,) * (images.ndim - 1))
+            final = pool.index_select(0, finals.clamp(min=0))
+            return torch.where(ended, final, images.index_select(0, recipe["following"]))
+
+        return {
+            "obs": tree_map(lambda images: images.index_select(0, cells), self._images),
+            "actions": self._actions.flatten(0, 1).index_select(0, cells),
+            "next_obs": tree_map(successor, self._images, self._pools),
         }
 
     def _gathered(self, store: ObsStore, plan: Gather, images: Tensor) -> Tensor:

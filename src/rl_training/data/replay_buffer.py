@@ -62,6 +62,27 @@ class ReplayBuffer(TransitionRing):
         if prioritization is not None:
             self._priorities = Priorities(self._ring * num_envs, prioritization)
         self._copy = DeviceCopy(device) if device is not None else None
+        self._gathers_inside = False
+
+    def gather_within_update(self) -> None:
+        """Return recipes from now on, which `gather` turns into batches within the update.
+
+        It needs a copy on a device, of observations that are not stacked.
+        """
+        if self._copy is None or self._frame_stack > 1:
+            raise ValueError("only unstacked observations on a device are gathered there")
+        self._gathers_inside = True
+
+    @property
+    def place(self) -> int | None:
+        """Number of the memory that `gather` reads from; None if batches are not gathered so."""
+        return None if self._copy is None or not self._gathers_inside else self._copy.place
+
+    def gather(self, recipe: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the observations and actions of a recipe, on the device."""
+        if self._copy is None:
+            raise ValueError("this replay has no copy on a device")
+        return self._copy.gather(recipe)
 
     @staticmethod
     def copied_bytes_per_transition(
@@ -206,6 +227,9 @@ class ReplayBuffer(TransitionRing):
         following = (last + self.num_envs) % (self._ring * self.num_envs)
         if self._copy is not None:
             self._copy.sync(self._obs, self._actions, self._head)
+            if self._gathers_inside:
+                indices = {"cells": cells, "following": following, "finals": finals}
+                return {"recipe": {k: torch.from_numpy(v) for k, v in indices.items()}}
             return self._copy.take(self._obs, cells, following, last, finals)
         actions = self._actions.reshape(-1, *self._actions.shape[2:])
         return {

@@ -233,17 +233,35 @@ class RolloutBuffer(RolloutState):
         """Yield one epoch: every row once, in random order, in ``num_minibatches`` equal parts."""
         return shuffled(self.flat(), num_minibatches, generator)
 
+    def draw_order(self, generator: torch.Generator) -> Tensor:
+        """Return the random order of the rows that `iter_minibatches` would draw."""
+        return _order(self.num_steps * self.num_envs, generator, self.device)
+
+    def minibatches_in(self, order: Tensor, num_minibatches: int) -> Iterator[dict[str, Any]]:
+        """Yield what `iter_minibatches` does, in an order that was drawn before."""
+        return _in_order(self.flat(), order, num_minibatches)
+
 
 def shuffled(
     batch: Mapping[str, Any], num_minibatches: int, generator: torch.Generator | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield every row of a batch once, in random order, in ``num_minibatches`` equal parts."""
     first = tree_leaves(next(iter(batch.values())))[0]
-    rows = len(first)
+    order = _order(len(first), generator, first.device)
+    yield from _in_order(batch, order, num_minibatches)
+
+
+def _order(rows: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    place = torch.device("cpu") if generator is None else generator.device
+    return torch.randperm(rows, generator=generator, device=place).to(device)
+
+
+def _in_order(
+    batch: Mapping[str, Any], order: Tensor, num_minibatches: int
+) -> Iterator[dict[str, Any]]:
+    rows = len(order)
     if num_minibatches < 1 or rows % num_minibatches:
         raise ValueError(f"{num_minibatches} minibatches do not divide {rows} rows")
-    place = torch.device("cpu") if generator is None else generator.device
-    order = torch.randperm(rows, generator=generator, device=place).to(first.device)
     size = rows // num_minibatches
     # Shuffled once per epoch, so that minibatches are slices without a copy.
     epoch: dict[str, Any] = {

@@ -19,6 +19,11 @@ TERMINATED, ENDED, VALID = 1, 2, 4
 _CHUNK_BYTES = 1 << 20
 
 
+def rows_per_chunk(num_envs: int, each: int) -> int:
+    """Return the rows of a chunk, given the bytes of each transition."""
+    return max(1, _CHUNK_BYTES // (num_envs * each))
+
+
 class TransitionRing:
     """The last ``capacity`` transitions of ``num_envs`` environments, allocated once.
 
@@ -73,7 +78,7 @@ class TransitionRing:
         """Rows that hold transitions."""
         self._all_valid = True
         each = self.bytes_per_transition(obs_spec, action_spec, frame_stack=frame_stack)
-        self.chunk_rows = max(1, _CHUNK_BYTES // (num_envs * each))
+        self.chunk_rows = rows_per_chunk(num_envs, each)
         """Rows of a chunk; not to be changed once transitions are stored."""
         self.changed_chunks: set[int] = set()
         """Chunks that changed; the code that saves them clears this set."""

@@ -14,6 +14,7 @@ from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.algorithms.acceleration import Acceleration, CudaGraph, accelerate, graphed
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead
+from rl_training.seeding import restore_generator
 from rl_training.types import ACTION_MASK, Array, Obs, Progress, VectorStep
 
 
@@ -182,7 +183,7 @@ class NoiseBlock:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
-        self._generator.set_state(state["rng"])
+        restore_generator(self._generator, state["rng"])
         self._position = self._length
         if state["position"]:
             self._refill(int(state["rows"]))

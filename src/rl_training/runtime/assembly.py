@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -21,13 +22,16 @@ from rl_training.eval import make_eval_env, spec_in_words
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.registry import ASYNC, TORCHRUN, check_spaces, find_entry, get_spec
 from rl_training.runtime.actors import Actor
+from rl_training.runtime.determinism import EXACT_ACCELERATIONS, prepare_determinism
 from rl_training.runtime.device import (
-    check_acceleration,
     check_precision,
+    pick_acceleration,
     pick_device,
     pick_threads,
     torch_threads,
+    use_device,
 )
+from rl_training.runtime.device_actors import noise_steps
 from rl_training.runtime.device_source import DeviceSource
 from rl_training.runtime.episode_info import WINDOW
 from rl_training.runtime.launch import failing_together
@@ -55,6 +59,7 @@ def assemble(
     """Make environments, learner, actors and source of a run, for the shards of this process."""
     ranks = Ranks(Communicator(config.shards)) if ranks is None else ranks
     _seed_globals(config.seed)
+    prepare_determinism(config)
     if config.record_interval:
         prefer_offscreen()
     if config.is_offline:
@@ -74,7 +79,7 @@ def assemble(
         if isinstance(communicator, ProcessGroup):
             communicator.use_device(device)
         with failing_together(ranks):
-            check_acceleration(config.acceleration, device)
+            use_device(config, device)
             check_precision(config.precision, device, obs_spec)
             count = pick_threads(config, obs_spec, device) if threads is None else threads
             learner = build_algorithm(config, obs_spec, action_spec, device, count, communicator)
@@ -113,7 +118,7 @@ def _assemble_offline(
     source = offline_source(config, env_fn)
     spaces = (source.info.obs_spec, source.info.action_spec)
     device = pick_device(config.device, source.info.obs_spec)
-    check_acceleration(config.acceleration, device)
+    use_device(config, device)
     check_precision(config.precision, device, source.info.obs_spec)
     count = pick_threads(config, source.info.obs_spec, device) if threads is None else threads
     return Setup(
@@ -144,25 +149,31 @@ def _assemble_on_device(
             " env_id or device_env_fn"
         )
     device = pick_device(config.device, None)
-    check_acceleration(config.acceleration, device)
     if env_fn is None:
         env = make_device_env(config.env_id, config.num_envs, device, **config.env_kwargs)
     else:
         env = env_fn.make_on(device, config.num_envs)
+    capturable = bool(getattr(env, "capturable", False))
+    acceleration, why = pick_acceleration(config, device, capturable=capturable)
+    if config.progress and not (config.is_given("acceleration") and config.device != "auto"):
+        sys.stderr.write(f"device: {device}, acceleration: {acceleration} ({why})\n")
+    config = config.with_overrides(acceleration=acceleration)
+    use_device(config, device)
     spaces = (env.obs_spec, env.action_spec)
     check_precision(config.precision, device, env.obs_spec)
     count = pick_threads(config, env.obs_spec, device) if threads is None else threads
     learner = build_algorithm(config, *spaces, device, count)
     learner.draw_on_device()
+    spec = get_spec(config.algo)
     source = DeviceSource(
         env,
-        learner.model,
+        spec.device_actor(learner, config),
         seed=config.seed,
-        num_steps=config.algo_kwargs.num_steps,
+        num_steps=getattr(config.algo_kwargs, "num_steps", None) or noise_steps(config.num_envs),
         acceleration=config.acceleration,
     )
     return Setup(
-        spec=get_spec(config.algo),
+        spec=spec,
         config=config,
         learner=learner,
         source=source,
@@ -193,7 +204,7 @@ def _assemble_remote(
     try:
         obs_spec, action_spec = source.info.obs_spec, source.info.action_spec
         device = pick_device(config.device, obs_spec)
-        check_acceleration(config.acceleration, device)
+        use_device(config, device)
         check_precision(config.precision, device, obs_spec)
         count = pick_threads(config, obs_spec, device) if threads is None else threads
         learner = build_algorithm(config, obs_spec, action_spec, device, count, ranks.communicator)
@@ -374,6 +385,25 @@ def check_saved_spaces(state: Mapping[str, Any], info: EnvInfo) -> None:
 
 def is_exact(setup: Setup) -> bool:
     """Return whether the run can be resumed bit for bit."""
-    config = setup.config
-    is_deterministic = config.acceleration == "eager" and config.lag != ASYNC
-    return setup.device.type == "cpu" and is_deterministic and setup.source.exactly_resumable
+    return not inexact_reasons(setup)
+
+
+def inexact_reasons(setup: Setup) -> list[str]:
+    """Return why a resume of the run would be approximate; empty if it is exact."""
+    config, device = setup.config, setup.device.type
+    reasons = []
+    if device == "cuda" and not config.deterministic:
+        reasons.append("device cuda without deterministic")
+    elif device == "cuda" and setup.source.info.obs_spec.has_images:
+        reasons.append("images on device cuda")
+    elif device == "cuda" and find_entry(config.algo).memory:
+        reasons.append("a recurrent network on device cuda")
+    elif device not in EXACT_ACCELERATIONS:
+        reasons.append(f"device {device}")
+    if config.acceleration not in EXACT_ACCELERATIONS.get(device, ("eager",)):
+        reasons.append(f"acceleration {config.acceleration}")
+    if config.lag == ASYNC:
+        reasons.append(f"lag {ASYNC}")
+    if not setup.source.exactly_resumable:
+        reasons.append("environments whose state is more than an episode's seed and actions")
+    return reasons

@@ -9,6 +9,7 @@ import torch
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.runtime.actors import Actor, EvaluationActor, ExploringActor
+from rl_training.runtime.device_actors import DeviceActor, ExploringDeviceActor
 from rl_training.seeding import shard_key, torch_stream
 
 
@@ -23,6 +24,11 @@ def exploring_actor(
         device,
         config.acceleration,
     )
+
+
+def exploring_device_actor(algorithm: Any, config: TrainConfig[Any]) -> DeviceActor:
+    """Return `exploring_actor` for environments on the device."""
+    return ExploringDeviceActor(algorithm.model.actor, config.algo_kwargs.learning_starts)
 
 
 def no_actor(algorithm: Any, config: TrainConfig[Any], device: torch.device) -> Actor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rl_training.algorithms.acceleration import Acceleration
 from rl_training.errors import ConfigError
 from rl_training.launched import local_rank
+from rl_training.registry import find_entry
+from rl_training.runtime.determinism import EXACT_ACCELERATIONS, use_determinism
 from rl_training.types import ObsSpec
 
 if TYPE_CHECKING:
@@ -43,6 +47,12 @@ def pick_device(name: str, obs_spec: ObsSpec | None) -> torch.device:
     return torch.device(name)
 
 
+def use_device(config: TrainConfig[Any], device: torch.device) -> None:
+    """Raise ConfigError if a device cannot do what a run requires of it; set up determinism."""
+    check_acceleration(config.acceleration, device)
+    use_determinism(config, device)
+
+
 def check_acceleration(mode: str, device: torch.device) -> None:
     """Raise ConfigError if the device or a compiler for the mode is missing."""
     if mode == "cudagraph" and device.type != "cuda":
@@ -56,6 +66,33 @@ def check_acceleration(mode: str, device: torch.device) -> None:
             raise ConfigError(
                 "acceleration: compile needs a C++ compiler (g++ or clang++), and none was found"
             )
+
+
+def pick_acceleration(
+    config: TrainConfig[Any], device: torch.device, *, capturable: bool
+) -> tuple[Acceleration, str]:
+    """Return the acceleration of a run with environments on the device, and why.
+
+    What was set is kept. ``capturable`` is whether a step can be part of a CUDA graph.
+    """
+    if config.is_given("acceleration"):
+        return config.acceleration, "as set"
+    knobs = config.algo_kwargs
+    if device.type != "cuda":
+        return "eager", f"there are no CUDA graphs on {device.type}"
+    if config.deterministic and "cudagraph" not in EXACT_ACCELERATIONS["cuda"]:
+        return "eager", "deterministic: its resume is exact"
+    if "cudagraph" not in find_entry(config.algo).accelerations:
+        return "eager", f"the only one for {config.algo}"
+    if any(getattr(knobs, name, None) for name in ("encoder", "network")):
+        return "eager", "a network of your own may draw random numbers"
+    if importlib.util.find_spec("triton") is None or not any(map(shutil.which, _C_COMPILERS)):
+        return "eager", "cudagraph needs Triton and a C compiler"
+    parts = "steps and updates" if capturable else "updates"
+    return "cudagraph", f"{parts} are launched as CUDA graphs"
+
+
+_C_COMPILERS = ("cc", "gcc", "clang")
 
 
 def check_precision(precision: str, device: torch.device, obs_spec: ObsSpec) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from rl_training._internal.tree import tree_map
 from rl_training.algorithms.acceleration import Acceleration, graphed
+from rl_training.data.device_replay import DeviceReplay
 from rl_training.data.device_rollout import DeviceRollout
 from rl_training.device_envs.protocol import DeviceEnv, DeviceStep
-from rl_training.runtime.actors import EvaluatingPolicy, NoiseBlock
+from rl_training.runtime.actors import NoiseBlock
+from rl_training.runtime.device_actors import DeviceActor
 from rl_training.runtime.episode_info import WINDOW
 from rl_training.runtime.experience import Collected, Timed
 from rl_training.seeding import stream_seed
@@ -25,15 +27,16 @@ from rl_training.types import ActionSpec, Array, EnvInfo, Progress, StopRequest,
 class DeviceSource:
     """Steps a `DeviceEnv` with a policy whose noise is drawn on the device.
 
-    Returns and lengths of episodes are sums on the device; they are read once per rollout, together
-    with whether all of its numbers are finite. With ``acceleration: cudagraph`` a whole rollout is
-    one CUDA graph, if the environment is `capturable`; it then cannot be paused in between.
+    Returns and lengths of episodes are sums on the device; they are read once per rollout or
+    report, together with whether all numbers are finite. With ``acceleration: cudagraph`` a whole
+    rollout is one CUDA graph, if the environment is `capturable`; it then cannot be paused in
+    between. A replay is filled step by step, where each step is a graph.
     """
 
     def __init__(
         self,
         env: DeviceEnv,
-        model: EvaluatingPolicy,
+        actor: DeviceActor,
         *,
         seed: int,
         num_steps: int,
@@ -46,13 +49,13 @@ class DeviceSource:
         self.policy_version = 0
         self.recent: deque[tuple[int, float, float]] = deque()
         """Number, summed returns and summed lengths of the last episodes, rollout by rollout."""
-        self._model = model
+        self._actor = actor
         self._seed = seed
         self._steps = 0
         """Steps of every environment so far."""
         self._current: Any = None
         generator = torch.Generator(env.device).manual_seed(stream_seed(seed, "actions"))
-        self._noise = NoiseBlock(num_steps, generator, model.head.draw_noise)
+        self._noise = NoiseBlock(num_steps, generator, actor.draw_noise)
         self._to_env = _EnvActions(env.action_spec, env.device)
         numbers = torch.zeros((2, env.num_envs), dtype=torch.float32, device=env.device)
         self._returns, self._lengths = numbers.unbind(0)
@@ -60,14 +63,17 @@ class DeviceSource:
         self._sums = torch.zeros(3, dtype=torch.float64, device=env.device)
         """Number, returns and lengths of the episodes that ended since they were last read."""
         self._step = env.step
-        self._choose = self._chosen
+        self._choose: DeviceActor | Callable[..., Any] = actor
         self._timed: Timed | None = None
         self._warned = False
         self._recorded: frozenset[str] = frozenset()
         self._rollout: DeviceRollout
+        self._replay: DeviceReplay
         self.collects_whole = acceleration == "cudagraph" and getattr(env, "capturable", False)
         """Whether a rollout is one function, which cannot be paused in between."""
         self._whole = graphed(self._whole_rollout, acceleration, env.device, copies=False)
+        mode: Acceleration = acceleration if self.collects_whole else "eager"
+        self._one = graphed(self._one_step, mode, env.device, copies=False)
 
     @property
     def obs(self) -> Any:
@@ -88,17 +94,21 @@ class DeviceSource:
         self, buffer: Any, num_steps: int, progress: Progress, stop: StopRequest = never
     ) -> Collected:
         """Add ``num_steps`` steps of every environment to the buffer, or fewer on ``stop``."""
-        del progress
-        rollout: DeviceRollout = buffer
         if self._current is None:
             self._current = tree_map(torch.clone, self.env.reset(self._seed_at(0)))
+        self._actor.prepare(progress)
+        if isinstance(buffer, DeviceReplay):
+            taken = self._collect_into_replay(buffer, num_steps, stop)
+            self._steps += taken
+            return Collected(taken, taken * self.info.num_envs, (), self.policy_version)
+        rollout: DeviceRollout = buffer
         if self.collects_whole and num_steps == rollout.num_steps:
             taken = 0 if stop() else self._collect_whole(rollout)
         else:
             taken = self._collect_steps(rollout, num_steps, stop)
         self._steps += taken
         if rollout.position == rollout.num_steps:
-            self._read(rollout)
+            rollout.is_finite = self.read(rollout.finite_flag())
         return Collected(taken, taken * self.info.num_envs, (), self.policy_version)
 
     def _seed_at(self, steps: int) -> int:
@@ -116,6 +126,24 @@ class DeviceSource:
             add(self._current, action, record, step)
             self._show(step)
         return num_steps
+
+    def _collect_into_replay(self, replay: DeviceReplay, num_steps: int, stop: StopRequest) -> int:
+        self._replay = replay
+        taken = 0
+        while taken < num_steps and not stop():
+            self._one(self._noise.take(self.info.num_envs))
+            replay.advance()
+            taken += 1
+        del self._replay  # so that it is freed with the trainer
+        return taken
+
+    def _one_step(self, noise: Tensor) -> None:
+        """Step the environments in place, up to what the replay does on the host."""
+        write = self._replay.write
+        action, _, step = self._taken(noise)
+        store = write if self._timed is None else self._timed("storing", write)
+        store(self._current, action, step)
+        self._show(step)
 
     def _collect_whole(self, rollout: DeviceRollout) -> int:
         noise = self._noise.take_block(self.info.num_envs)
@@ -146,13 +174,6 @@ class DeviceSource:
         """Choose the next actions for the observations after a step."""
         tree_map(lambda mine, new: mine.copy_(new), self._current, step.obs)
 
-    def _chosen(self, obs: Any, noise: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Return actions; of images also the record, because the convolutions are the work."""
-        if self._model.sees_images:
-            action, logprobs, values = self._model.act(obs, noise)
-            return action, {"logprobs": logprobs, "values": values}
-        return self._model.head.sample(*_with_noise(self._model.policy(obs), noise)), {}
-
     def _add_up(self, step: DeviceStep) -> None:
         ended = step.terminated | step.truncated
         self._returns += step.reward
@@ -162,17 +183,17 @@ class DeviceSource:
         self._returns.masked_fill_(ended, 0.0)
         self._lengths.masked_fill_(ended, 0.0)
 
-    def _read(self, rollout: DeviceRollout) -> None:
-        """Read the sums, and whether the rollout is finite, in one transfer."""
-        flag = rollout.finite_flag().to(self._sums.dtype).unsqueeze(0)
-        is_finite, count, returns, lengths = torch.cat((flag, self._sums)).tolist()
-        rollout.is_finite = bool(is_finite)
+    def read(self, flag: Tensor) -> bool:
+        """Read the sums of episodes; return what a flag on the device is. One transfer."""
+        first = flag.to(self._sums.dtype).unsqueeze(0)
+        value, count, returns, lengths = torch.cat((first, self._sums)).tolist()
         self._sums.zero_()
         if count:
             self.recent.append((int(count), returns, lengths))
         known = sum(one[0] for one in self.recent)
         while self.recent and known - self.recent[0][0] >= WINDOW:
             known -= self.recent.popleft()[0]
+        return bool(value)
 
     def _warn_of_missing_finals(self) -> None:
         if not self._warned:
@@ -206,7 +227,7 @@ class DeviceSource:
     def measure(self, timed: Timed) -> None:
         """Call the parts through ``timed`` from now on."""
         self._timed = timed
-        self._choose = timed("inference", self._chosen)
+        self._choose = timed("inference", self._actor)
         self._step = timed("environment", self.env.step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -273,8 +294,3 @@ class _EnvActions:
             low, high, center, half = self._bounds
             return torch.clamp(center + half * action, low, high)
         return action if self._start is None else action + self._start
-
-
-def _with_noise(policy: tuple[Tensor, Tensor | None], noise: Tensor) -> Any:
-    params, mask = policy
-    return params, noise, mask

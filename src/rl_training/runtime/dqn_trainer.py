@@ -11,6 +11,7 @@ from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.building import build_q_network
 from rl_training.runtime.actors import Actor, EpsilonGreedyActor, EvaluationActor
+from rl_training.runtime.device_actors import DeviceActor, EpsilonGreedyDeviceActor
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
@@ -39,6 +40,11 @@ def _actor(
     return EpsilonGreedyActor(model, knobs.exploration, generator, device, config.acceleration)
 
 
+def _device_actor(algorithm: DQN, config: TrainConfig[DQNConfig]) -> DeviceActor:
+    model: Any = algorithm.module
+    return EpsilonGreedyDeviceActor(model, config.algo_kwargs.exploration)
+
+
 def _eval_actor(algorithm: DQN, device: torch.device, sampling: torch.Generator | None) -> Actor:
     model: Any = algorithm.module
     if sampling is None:
@@ -54,6 +60,7 @@ SPEC = AlgorithmSpec(
     actor=_actor,
     eval_actor=_eval_actor,
     trainer=OffPolicyTrainer,
+    device_actor=_device_actor,
 )
 
 

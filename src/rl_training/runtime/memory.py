@@ -139,17 +139,21 @@ def check_device_memory(
     *,
     name: str = "replay",
     advice: str = "lower buffer_size",
+    beside: str = ", or keep it on the host with replay_device: cpu",
 ) -> None:
-    """Raise an error if a copy of a replay exceeds the free memory of an accelerator."""
+    """Raise an error if a replay exceeds the free memory of an accelerator.
+
+    ``beside`` is further advice.
+    """
     if device.type != "cuda":
         return
     free, _ = torch.cuda.mem_get_info(device)
     needed = transitions * each
     if needed > free:
         raise ConfigError(
-            f"{name}: a copy of {transitions:,} transitions x {each:,} bytes ="
+            f"{name}: {transitions:,} transitions x {each:,} bytes ="
             f" {readable(needed)}, but the accelerator has {readable(free)} free:"
-            f" {advice}, or keep it on the host with replay_device: cpu"
+            f" {advice}{beside}"
         )
 
 

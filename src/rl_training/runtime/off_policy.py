@@ -12,6 +12,7 @@ import torch
 
 from rl_training.algorithms.off_policy import OffPolicyConfig
 from rl_training.communicator import per_shard_state, state_of_each
+from rl_training.data.device_replay import DeviceReplay
 from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
@@ -21,6 +22,7 @@ from rl_training.registry import ASYNC
 from rl_training.runtime.async_source import block_steps
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.dataset_source import load_data
+from rl_training.runtime.device_source import DeviceSource
 from rl_training.runtime.experience import ReplayLearner
 from rl_training.runtime.memory import check_device_memory, check_host_memory, make_claimed
 from rl_training.runtime.replay_store import ReplayStore, chunk_names
@@ -112,6 +114,9 @@ class OffPolicyTrainer(Trainer):
         if setup.prior_data is not None:  # first: the rest must fit beside it
             load_data(setup.prior_data, setup)
         each = setup.spec.trainer.bytes_per_transition(setup)  # type: ignore[attr-defined]
+        if info.on_device:
+            _check_device_replay(setup)
+            return
         communicator = setup.ranks.communicator
         per_rank = knobs.buffer_size // communicator.shards * len(communicator.local)
         here = per_rank * local_world_size()  # of all ranks of this machine
@@ -123,13 +128,7 @@ class OffPolicyTrainer(Trainer):
             sharing = -(-local_world_size() // max(1, torch.cuda.device_count()))
             beside = 0 if setup.prior_data is None else setup.prior_data.transitions
             check_device_memory(per_rank * sharing + beside, copied, setup.device)
-        total = setup.config.total_timesteps
-        if knobs.learning_starts >= total or knobs.train_freq > total:
-            warnings.warn(
-                f"nothing will be learnt in {total:,} steps: learning_starts is"
-                f" {knobs.learning_starts:,} and train_freq {knobs.train_freq:,}",
-                stacklevel=3,
-            )
+        _warn_if_nothing_is_learnt(setup)
 
     @staticmethod
     def stored_specs(setup: Setup) -> tuple[ObsSpec, ActionSpec]:
@@ -147,10 +146,20 @@ class OffPolicyTrainer(Trainer):
             frame_stack=info.frame_stack,
         )
 
-    def make_replay(self, setup: Setup) -> ReplayBuffer:
+    def make_replay(self, setup: Setup) -> Any:
         """Return storage for the ``buffer_size`` transitions of a shard."""
-        info = setup.source.info
-        return self.make_replay_of(ReplayBuffer, setup, setup.config.algo_kwargs.buffer_size, info)
+        info, knobs = setup.source.info, setup.config.algo_kwargs
+        if info.on_device:
+            specs = (info.obs_spec, info.action_spec)
+            steps: dict[str, Any] = {"n_step": knobs.n_step, "gamma": knobs.gamma}
+            return DeviceReplay(
+                knobs.buffer_size, info.num_envs, *specs, device=setup.device, **steps
+            )
+        replay = self.make_replay_of(ReplayBuffer, setup, knobs.buffer_size, info)
+        copied = knobs.replay_device == "accelerator" and info.frame_stack == 1
+        if copied and setup.prior_data is None:  # parts of mixed batches are put together before
+            replay.gather_within_update()
+        return replay
 
     @staticmethod
     def make_replay_of(
@@ -237,6 +246,8 @@ class OffPolicyTrainer(Trainer):
         counts = self._uneven or [part.vector_steps] * len(self.replays)
         self._uneven = []
         for replay, source, count in zip(self.replays, self._sources, counts, strict=True):
+            if isinstance(source, DeviceSource):  # with the sums of episodes, in one transfer
+                replay.is_finite = source.read(replay.finite_flag(count))
             replay.check_finite(count, first_step, source.episode_lengths)
         if self.config.normalize_obs:
             self.update_normalizers(counts)
@@ -331,6 +342,32 @@ class OffPolicyTrainer(Trainer):
         """Delete replay files that neither the last checkpoint nor the best one names."""
         best = self.run_dir / "checkpoints" / "best.pt"
         self._stores[0].prune(chunk_names(state), is_best=is_best, best=best)
+
+
+def _check_device_replay(setup: Setup) -> None:
+    """Refuse a replay that the device of the environments cannot hold."""
+    info, knobs = setup.source.info, setup.config.algo_kwargs
+    if knobs.prioritization() is not None:
+        raise ConfigError(
+            "'algo_kwargs.prioritized' must be false with vectorization: device, whose replay is"
+            " sampled on the device; or train on vector_fn=lambda count: DeviceVector(...), with"
+            " the replay on the host"
+        )
+    each = DeviceReplay.bytes_per_transition(info.obs_spec, info.action_spec)
+    if setup.device.type == "cpu":
+        check_host_memory(knobs.buffer_size, each, quiet=not setup.config.progress)
+    check_device_memory(knobs.buffer_size, each, setup.device, beside="")
+    _warn_if_nothing_is_learnt(setup)
+
+
+def _warn_if_nothing_is_learnt(setup: Setup) -> None:
+    total, knobs = setup.config.total_timesteps, setup.config.algo_kwargs
+    if knobs.learning_starts >= total or knobs.train_freq > total:
+        warnings.warn(
+            f"nothing will be learnt in {total:,} steps: learning_starts is"
+            f" {knobs.learning_starts:,} and train_freq {knobs.train_freq:,}",
+            stacklevel=4,
+        )
 
 
 def _added(sums: Sequence[int], counts: Sequence[int]) -> list[int]:

@@ -20,6 +20,7 @@ from rl_training.runs import (
 )
 from rl_training.runtime.assembly import assemble, check_saved_spaces, is_exact
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.determinism import gpu_name
 from rl_training.runtime.launch import failing_alone, failing_together, share_folder
 from rl_training.runtime.ranks import Ranks
 from rl_training.runtime.stored import (
@@ -29,7 +30,7 @@ from rl_training.runtime.stored import (
     require_plausible_run,
     require_plausible_sizes,
 )
-from rl_training.runtime.trainer import Trainer
+from rl_training.runtime.trainer import Setup, Trainer
 
 Horizon = Literal["new", "keep"]
 Replay = Literal["saved", "empty"]
@@ -105,20 +106,33 @@ def restored_trainer(
         empty = changes.replay == "empty"
         with failing_alone(ranks), malformed_state(path):
             trainer = setup.spec.trainer(setup, callbacks)
-            exact = trainer.load_state_dict(state, empty_replay=empty)
+            restored = exact = trainer.load_state_dict(state, empty_replay=empty)
+        exact = exact and not empty and is_exact(setup) and _same_gpu(setup)
         if ranks.leads:
-            _warn_of_differences(setup.folder, exact)
+            _warn_of_differences(setup.folder, restored)
             _warn_of_later_checkpoints(path.parent, trainer.global_step)
         trainer.resumed = {
             "checkpoint": path.name,
             "step": trainer.global_step,
-            "resume": ("exact" if exact and not empty and is_exact(setup) else "approximate"),
+            "resume": "exact" if exact else "approximate",
             **extend(trainer, _new_total(config, changes), changes.horizon),
         }
     except BaseException:
         setup.source.close()
         raise
     return trainer
+
+
+def _same_gpu(setup: Setup) -> bool:
+    """Return whether a run continues on the kind of GPU that it began on, or on none as before."""
+    now = gpu_name(setup.device)
+    before = read_json(setup.folder / "metadata.json").get("gpu") if setup.folder else None
+    if before is not None and now is not None and before != now:
+        warnings.warn(
+            f"the run began on {before} and continues on {now}: this resume is approximate",
+            stacklevel=4,
+        )
+    return bool(before == now)
 
 
 def _moved(config: TrainConfig[Any], changes: Changes) -> TrainConfig[Any]:

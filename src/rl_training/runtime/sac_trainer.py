@@ -9,7 +9,7 @@ from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.action_heads import SquashedGaussianHead
 from rl_training.models.building import build_actor_critics
-from rl_training.runtime.continuous import eval_actor, exploring_actor
+from rl_training.runtime.continuous import eval_actor, exploring_actor, exploring_device_actor
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
@@ -37,6 +37,7 @@ SPEC = AlgorithmSpec(
     actor=exploring_actor,
     eval_actor=eval_actor,
     trainer=OffPolicyTrainer,
+    device_actor=exploring_device_actor,
 )
 
 

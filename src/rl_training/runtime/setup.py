@@ -17,7 +17,6 @@ from rl_training.device_envs.table import DeviceEnvFn
 from rl_training.envs import EnvFn
 from rl_training.envs.given_vector import GivenVector, VectorFn
 from rl_training.errors import ConfigError
-from rl_training.registry import ASYNC
 from rl_training.runs import (
     RunLock,
     describe_run,
@@ -27,9 +26,10 @@ from rl_training.runs import (
     storage_errors,
     write_json,
 )
-from rl_training.runtime.assembly import assemble, is_exact, load_weights
+from rl_training.runtime.assembly import assemble, inexact_reasons, load_weights
 from rl_training.runtime.callbacks import Callbacks, as_callbacks
 from rl_training.runtime.dataset_source import with_absolute_path
+from rl_training.runtime.determinism import gpu_name
 from rl_training.runtime.launch import connect, failing_together, join, share_folder
 from rl_training.runtime.offline import with_environment
 from rl_training.runtime.recording import check_recording
@@ -182,15 +182,18 @@ def _check_request(
 
 def _write_description(setup: Setup, folder: Path, env_fn: EnvFn | None) -> None:
     """Write what describes a new run: its config and metadata."""
-    exact = is_exact(setup)
-    if not exact:
-        _warn_inexact(setup)
+    reasons = inexact_reasons(setup)
+    if reasons:
+        text = ", ".join(reasons)
+        warnings.warn(f"resume of this run will be approximate: {text}", stacklevel=3)
+    gpu = gpu_name(setup.device)
     about = describe_run(
         setup.config,
         device=str(setup.device),
         torch_threads=setup.threads,
-        resume="exact" if exact else "approximate",
+        resume="approximate" if reasons else "exact",
         env_fn=_name_of(env_fn),
+        **({} if gpu is None else {"gpu": gpu}),
     )
     with storage_errors():
         (folder / "config.yaml").write_text(setup.config.to_yaml(), encoding="utf-8")
@@ -210,19 +213,6 @@ def _name_of(env_fn: Callable[..., Any] | None) -> str | None:
     is_lambda = named.__qualname__.endswith("<lambda>")
     line = f":{named.__code__.co_firstlineno}" if is_lambda else ""
     return f"{named.__module__}.{named.__qualname__}{line}"
-
-
-def _warn_inexact(setup: Setup) -> None:
-    reasons = []
-    if setup.device.type != "cpu":
-        reasons.append(f"device {setup.device.type}")
-    if setup.config.acceleration != "eager":
-        reasons.append(f"acceleration {setup.config.acceleration}")
-    if setup.config.lag == ASYNC:
-        reasons.append(f"lag {ASYNC}")
-    if not setup.source.exactly_resumable:
-        reasons.append("environments whose state is more than an episode's seed and actions")
-    warnings.warn(f"resume of this run will be approximate: {', '.join(reasons)}", stacklevel=3)
 
 
 def train_as(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl_training.communicator import ALONE, Communicator
+from rl_training.runtime.device_actors import DeviceActor, PolicyDeviceActor
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.seeding import shard_streams
 
@@ -56,6 +57,11 @@ class AlgorithmSpec:
 
     A learner needs them if the behaviour policy may be older than its weights. PPO does not: its
     weights are still those that acted, so it computes both in one batch.
+    """
+    device_actor: Callable[[Any, TrainConfig[Any]], DeviceActor] = PolicyDeviceActor.of
+    """Returns the exploring actor of environments on the device, given learner and config.
+
+    Of an entry that declares ``device_envs``.
     """
     source: Callable[..., LocalSource] | None = None
     """Returns the source of a shard, given learner, config, device and the arguments of

@@ -56,6 +56,7 @@ class Advice:
     transfer: float
     checkpoint_seconds: float
     tried: tuple[Result, ...]
+    acceleration: str = "eager"
     unit: str = "steps"
     """What the run counts, and rates are of."""
 
@@ -84,8 +85,9 @@ def advise(
     """Measure a config and its trials for about ``seconds`` seconds."""
     runner = _TrialRunner(config, seconds, say)
     first = runner.first()
+    chosen = config.with_overrides(acceleration=first["acceleration"])
     measured = Result(baseline(), tuple(first["rates"]))
-    candidates = trials(config, first["device"], system, first["shares"])
+    candidates = trials(chosen, first["device"], system, first["shares"])
     tried = [
         runner.attempt(trial, still_to_come=len(candidates) - i)
         for i, trial in enumerate(candidates)
@@ -97,6 +99,7 @@ def advise(
     again = runner.attempt(baseline(), still_to_come=0)
     return Advice(
         device=first["device"],
+        acceleration=first["acceleration"],
         base=Result(baseline(), (*measured.rates, *again.rates)),
         shares=first["shares"],
         transfer=first["transfer"],
@@ -163,8 +166,11 @@ class _TrialRunner:
     ) -> dict[str, Any] | None:
         """Return the child's reply; None if it exceeded its time limit."""
         with tempfile.TemporaryDirectory(prefix="rl_training-doctor-") as folder:
+            settings = config.to_dict()
+            if not config.is_given("acceleration"):  # the run chooses it
+                del settings["acceleration"]
             request = {
-                "settings": config.to_dict(),
+                "settings": settings,
                 "folder": folder,
                 "seconds": self._measure,
                 "windows": _WINDOWS,

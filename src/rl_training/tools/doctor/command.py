@@ -66,13 +66,13 @@ def _as_text(advice: Advice, name: str, checkpoint_interval: int) -> str:
     base = advice.base
     if not advice.shares:
         return (
-            f"\n{name} on {advice.device}: roughly {base.rate:,.0f} {advice.unit}/s, from its first"
-            " iterations alone.\nThe time limit was reached before the parts of a step were"
+            f"\n{name} on {_place(advice)}: roughly {base.rate:,.0f} {advice.unit}/s, from its"
+            " first iterations alone.\nThe time limit was reached before the parts of a step were"
             " measured: raise --seconds.\n"
         )
     lines = [
         "",
-        f"{name} on {advice.device}: {base.rate:,.0f} {advice.unit}/s (+/- {base.spread:.0%})",
+        f"{name} on {_place(advice)}: {base.rate:,.0f} {advice.unit}/s (+/- {base.spread:.0%})",
         "",
         "share of the time",
         *(f"  {part:12s} {share:6.1%}" for part, share in _parts(advice).items()),
@@ -85,6 +85,12 @@ def _as_text(advice: Advice, name: str, checkpoint_interval: int) -> str:
         *_recommendation(advice, name),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _place(advice: Advice) -> str:
+    """Return the device, and the acceleration where there is one."""
+    mode = advice.acceleration
+    return advice.device if mode == "eager" else f"{advice.device} (acceleration: {mode})"
 
 
 def _parts(advice: Advice) -> dict[str, float]:
@@ -136,6 +142,7 @@ def _recommendation(advice: Advice, name: str) -> list[str]:
 def _as_plain(advice: Advice) -> dict[str, Any]:
     return {
         "device": advice.device,
+        "acceleration": advice.acceleration,
         "steps_per_second": advice.base.rate,
         "noise": advice.base.spread,
         "shares": _parts(advice),

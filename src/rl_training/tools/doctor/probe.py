@@ -54,6 +54,7 @@ class Reply:
     """What was measured."""
 
     device: str = "cpu"
+    acceleration: str = "eager"
     rates: list[float] = dataclasses.field(default_factory=list)
     """Steps per second of each window."""
     shares: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -105,6 +106,7 @@ class Clock(Callback):
     def on_start(self, trainer: Trainer) -> None:
         """Begin with short iterations, so that slow steps are reported soon."""
         self.reply.device = trainer.device.type
+        self.reply.acceleration = trainer.config.acceleration
         if isinstance(trainer, OffPolicyTrainer | OfflineTrainer):
             self._longest_iteration = trainer.iteration_steps
             trainer.iteration_steps = min(_FIRST_ITERATION, trainer.iteration_steps)

@@ -217,7 +217,8 @@ def _busy(cpu: Cpu) -> str:
 def _selected(device: Device) -> str:
     if device.images == device.vectors == "cpu":
         return "cpu (no usable GPU)"
-    return f"{device.images} for images, {device.vectors} for vectors (faster there)"
+    envs = " and environments on the device" if device.images == "cuda" else ""
+    return f"{device.images} for images{envs}, {device.vectors} for vectors (faster there)"
 
 
 def as_text(system: System) -> str:
