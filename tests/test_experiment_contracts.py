@@ -55,7 +55,7 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
     "idqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "vdn": [(JOINT, DISCRETE)],
     "qmix": [(JOINT, DISCRETE)],
-    "dqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
+    **{algo: [(VECTOR, DISCRETE), (DICT, DISCRETE)] for algo in ("dqn", "qrdqn", "c51", "iqn")},
     "drqn": [(VECTOR, DISCRETE), (DICT, DISCRETE)],
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     "td3": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],

@@ -50,6 +50,9 @@ KNOBS: dict[str, dict[str, Any]] = {
     "sac": {**ACTOR_CRITIC, "ent_coef": 0.0},
     "td3": ACTOR_CRITIC,
 }
+KNOBS["qrdqn"] = {**KNOBS["dqn"], "num_quantiles": 16}
+KNOBS["c51"] = {**KNOBS["dqn"], "v_min": -2.0, "v_max": 2.0}
+KNOBS["iqn"] = {**KNOBS["dqn"], "num_quantiles": 8, "num_target_quantiles": 8}
 KNOBS["drqn"] = {
     **{name: value for name, value in KNOBS["dqn"].items() if name != "batch_size"},
     "batch_sequences": 32,

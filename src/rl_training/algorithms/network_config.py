@@ -11,6 +11,7 @@ from rl_training.errors import ConfigError
 
 _REPLACED = (
     *("hidden_sizes", "critic_hidden_sizes", "activation", "encoder", "feature_size", "dueling"),
+    "noisy",
 )
 """Settings of the networks that a custom ``network`` replaces."""
 
