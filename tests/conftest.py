@@ -26,6 +26,13 @@ QUICK_KNOBS: dict[str, dict[str, Any]] = {
 }
 QUICK_KNOBS["ippo"] = QUICK_KNOBS["mappo"] = {"num_steps": 32}
 QUICK_KNOBS["idqn"] = QUICK_KNOBS["vdn"] = QUICK_KNOBS["qmix"] = QUICK_KNOBS["dqn"]
+QUICK_KNOBS["c51"] = {  # all that Rainbow has
+    **QUICK_KNOBS["dqn"],
+    **dict.fromkeys(("double", "dueling", "noisy", "prioritized"), True),
+    "n_step": 3,
+}
+QUICK_KNOBS["qrdqn"] = {**QUICK_KNOBS["dqn"], "num_quantiles": 16}
+QUICK_KNOBS["iqn"] = {**QUICK_KNOBS["dqn"], "num_quantiles": 8, "num_target_quantiles": 8}
 QUICK_KNOBS["a2c"] = {"num_steps": 16}
 QUICK_KNOBS["pqn"] = {"num_steps": 32, "num_minibatches": 2}
 QUICK_KNOBS["impala"] = {"num_steps": 32, "num_minibatches": 2}

@@ -21,7 +21,8 @@ ACTIONS = {
     "dqn": ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,)),
     "sac": ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 5.0)),
 }
-ACTIONS["sac_discrete"] = ACTIONS["dqn"]
+for _name in ("qrdqn", "c51", "iqn", "sac_discrete"):
+    ACTIONS[_name] = ACTIONS["dqn"]
 for _name in ("td3", "bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     ACTIONS[_name] = ACTIONS["sac"]
 CPU = torch.device("cpu")
@@ -65,9 +66,8 @@ def feed(replay: ReplayBuffer, algo: str, steps: int, rng: np.random.Generator) 
             (),
         )
         spec = ACTIONS[algo]
-        action = rng.uniform(-1, 1, (2, *spec.shape))
-        if spec.kind == "discrete":
-            action = rng.integers(3, size=2)
+        is_box = spec.kind == "box"
+        action = rng.uniform(-1, 1, (2, *spec.shape)) if is_box else rng.integers(3, size=2)
         replay.add(obs, action, {}, step)
         obs = following
 
@@ -89,9 +89,19 @@ def learnt(algo: str, mode: str, device: str, **knobs: Any) -> tuple[Any, torch.
 
 
 @pytest.mark.parametrize(("mode", "device"), MODES)
-@pytest.mark.parametrize("algo", ACTIONS)
+@pytest.mark.parametrize(
+    "algo",
+    [
+        pytest.param(algo, marks=[pytest.mark.full] if algo in ("qrdqn", "c51") else [])
+        for algo in ACTIONS
+    ],
+)
 def test_modes_agree_after_eight_updates(algo: str, mode: str, device: str) -> None:
-    knobs = {"num_action_samples": 2, "conservative_threshold": 1.0} if algo == "cql" else {}
+    knobs: dict[str, Any] = {}
+    if algo == "cql":
+        knobs = {"num_action_samples": 2, "conservative_threshold": 1.0}
+    elif algo in ("qrdqn", "c51", "iqn"):
+        knobs = {"noisy": True, "dueling": True, "double": True}
     eager, expected = learnt(algo, "eager", "cpu", **knobs)
     fast, found = learnt(algo, mode, device, **knobs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -57,7 +57,7 @@ SPACES: dict[str, list[tuple[ObsSpec, ActionSpec]]] = {
     "qmix": [(JOINT, DISCRETE)],
     **{
         algo: [(VECTOR, DISCRETE), (DICT, DISCRETE)]
-        for algo in ("dqn", "drqn", "pqn", "sac_discrete")
+        for algo in ("dqn", "qrdqn", "c51", "iqn", "drqn", "pqn", "sac_discrete")
     },
     "sac": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],
     "td3": [(VECTOR, BOX), (DICT_WITHOUT_MASK, BOX), (VECTOR, MATRIX)],

@@ -52,6 +52,9 @@ KNOBS: dict[str, dict[str, Any]] = {
     "td3": ACTOR_CRITIC,
     "pqn": {"num_steps": 16, "num_minibatches": 2, "exploration_fraction": 0.3},
 }
+KNOBS["qrdqn"] = {**KNOBS["dqn"], "num_quantiles": 16}
+KNOBS["c51"] = {**KNOBS["dqn"], "v_min": -2.0, "v_max": 2.0}
+KNOBS["iqn"] = {**KNOBS["dqn"], "num_quantiles": 8, "num_target_quantiles": 8}
 KNOBS["drqn"] = {
     **{name: value for name, value in KNOBS["dqn"].items() if name != "batch_size"},
     "batch_sequences": 32,

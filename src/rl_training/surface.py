@@ -11,6 +11,7 @@ from rl_training.runtime.a2c_trainer import train_a2c
 from rl_training.runtime.appo_trainer import train_appo
 from rl_training.runtime.awac_trainer import train_awac
 from rl_training.runtime.bc_trainer import train_bc
+from rl_training.runtime.c51_trainer import train_c51
 from rl_training.runtime.cql_trainer import train_cql
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.drqn_trainer import train_drqn
@@ -18,11 +19,13 @@ from rl_training.runtime.idqn_trainer import train_idqn
 from rl_training.runtime.impala_trainer import train_impala
 from rl_training.runtime.ippo_trainer import train_ippo
 from rl_training.runtime.iql_trainer import train_iql
+from rl_training.runtime.iqn_trainer import train_iqn
 from rl_training.runtime.mappo_trainer import train_mappo
 from rl_training.runtime.ppg_trainer import train_ppg
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.pqn_trainer import train_pqn
 from rl_training.runtime.qmix_trainer import train_qmix
+from rl_training.runtime.qrdqn_trainer import train_qrdqn
 from rl_training.runtime.rebrac_trainer import train_rebrac
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.sac_discrete_trainer import train_sac_discrete
@@ -36,6 +39,7 @@ __all__ = [
     "APPO",
     "AWAC",
     "BC",
+    "C51",
     "CQL",
     "DQN",
     "DRQN",
@@ -43,11 +47,13 @@ __all__ = [
     "IMPALA",
     "IPPO",
     "IQL",
+    "IQN",
     "MAPPO",
     "PPG",
     "PPO",
     "PQN",
     "QMIX",
+    "QRDQN",
     "SAC",
     "TD3",
     "TD3BC",
@@ -59,6 +65,7 @@ __all__ = [
     "train_appo",
     "train_awac",
     "train_bc",
+    "train_c51",
     "train_cql",
     "train_dqn",
     "train_drqn",
@@ -66,11 +73,13 @@ __all__ = [
     "train_impala",
     "train_ippo",
     "train_iql",
+    "train_iqn",
     "train_mappo",
     "train_ppg",
     "train_ppo",
     "train_pqn",
     "train_qmix",
+    "train_qrdqn",
     "train_rebrac",
     "train_recurrent_ppo",
     "train_sac",
@@ -103,6 +112,12 @@ class BC(ManagedAlgorithm):
     """Behavioural cloning: ``BC(TrainConfig(algo="bc", ...)).learn()``."""
 
     algo = "bc"
+
+
+class C51(ManagedAlgorithm):
+    """DQN of a categorical distribution: ``C51(TrainConfig(algo="c51", ...)).learn()``."""
+
+    algo = "c51"
 
 
 class CQL(ManagedAlgorithm):
@@ -147,6 +162,12 @@ class IQL(ManagedAlgorithm):
     algo = "iql"
 
 
+class IQN(ManagedAlgorithm):
+    """DQN of quantiles at random fractions: ``IQN(TrainConfig(algo="iqn", ...)).learn()``."""
+
+    algo = "iqn"
+
+
 class MAPPO(ManagedAlgorithm):
     """PPO for agents with a central critic: ``MAPPO(TrainConfig(algo="mappo", ...)).learn()``."""
 
@@ -175,6 +196,12 @@ class QMIX(ManagedAlgorithm):
     """Q-learning of a team with a mixer: ``QMIX(TrainConfig(algo="qmix", ...)).learn()``."""
 
     algo = "qmix"
+
+
+class QRDQN(ManagedAlgorithm):
+    """DQN of quantiles of returns: ``QRDQN(TrainConfig(algo="qrdqn", ...)).learn()``."""
+
+    algo = "qrdqn"
 
 
 class ReBRAC(ManagedAlgorithm):

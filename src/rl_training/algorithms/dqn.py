@@ -18,7 +18,10 @@ from rl_training.algorithms.q_learning import (
     best_values,
     values_of,
 )
+from rl_training.algorithms.random_shift import random_shift
+from rl_training.algorithms.update_noise import UpdateNoise
 from rl_training.data.replay_buffer import Prioritization
+from rl_training.errors import ConfigError
 from rl_training.search_space import Choice, SearchSpace
 from rl_training.types import Progress
 
@@ -39,6 +42,12 @@ class DQNConfig(QLearningConfig, CustomNetworkConfig):
     """Exponent of the priorities, from 0 (uniform sampling) to 1."""
     priority_beta: float = 0.4
     """Exponent of the importance-sampling weights, 0 to 1; it rises to 1 over the run."""
+    noisy: bool = False
+    """Learnt noise in the weights after the encoder explores, in place of epsilon, which is then 0
+    after learning_starts (arXiv:1706.10295)."""
+    random_shift: int = 0
+    """Pixels by which updates move images at random, each way (DrQ: 4, arXiv:2004.13649); 0: none.
+    """
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the hidden layers; unset: 120 84, none after images."""
 
@@ -46,6 +55,11 @@ class DQNConfig(QLearningConfig, CustomNetworkConfig):
         super().__post_init__()
         for name in ("priority_alpha", "priority_beta"):
             self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
+        self._require(self.random_shift >= 0, "random_shift", "zero or more")
+
+    def epsilon(self, progress: Progress) -> float:
+        """Return the fraction of random actions: linear, then constant; 0 if noise explores."""
+        return 0.0 if self.noisy else super().epsilon(progress)
 
     def prioritization(self) -> Prioritization | None:
         """Return how the replay is prioritised; None: every transition is equally likely."""
@@ -74,13 +88,17 @@ def dqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class QNetwork(Protocol):
     """What DQN needs of a model."""
 
-    def q_values(self, obs: Any) -> Tensor:
+    def q_values(self, obs: Any, noise: Tensor | None = None) -> Tensor:
         """Return values of all actions, those of illegal ones at the least float."""
         ...
 
 
 class DQN(QLearner):
-    """Q-learning from single transitions."""
+    """Q-learning from single transitions.
+
+    An update draws, where they are needed: noise of the weights for each network it evaluates
+    ("online" and "target", with ``double`` also "chooser"), and shifts of images.
+    """
 
     def __init__(
         self,
@@ -92,10 +110,48 @@ class DQN(QLearner):
     ) -> None:
         super().__init__(model, config, acceleration=acceleration, **shards)
         self.model: QNetwork = model
+        if config.random_shift and not model.sees_images:
+            raise ConfigError(
+                "'algo_kwargs.random_shift' moves images, and these observations have none: leave"
+                " it at 0"
+            )
+        self.noise = UpdateNoise(self.noise_shapes())
+        self.noise_shape = self.noise.shape
+
+    def noise_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the random numbers of an update, by name."""
+        model: Any = self.module
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.config.noisy:
+            networks = ("online", "target", *(("chooser",) if self.config.double else ()))
+            shapes |= dict.fromkeys(networks, (model.noise_size,))
+        if self.config.random_shift:
+            shapes["shifts"] = (2, self.samples, 2)
+        return shapes
 
     def _beta(self, progress: Progress) -> float:
         first: float = self.config.priority_beta
         return first + progress.fraction * (1 - first)
+
+    def observations(
+        self, batch: Mapping[str, Any], noise: Mapping[str, Tensor]
+    ) -> tuple[Any, Any]:
+        """Return the observations before and after the transitions, with images shifted."""
+        obs, next_obs = batch["obs"], batch["next_obs"]
+        if not self.config.random_shift:
+            return obs, next_obs
+        before, after = noise["shifts"]
+        return self._shifted(obs, before), self._shifted(next_obs, after)
+
+    def _shifted(self, obs: Any, normal: Tensor) -> Any:
+        model: Any = self.module
+        pixels, images = self.config.random_shift, model.image_leaves
+        if not isinstance(obs, Mapping):
+            return random_shift(obs, normal, pixels)
+        return {
+            name: random_shift(leaf, normal, pixels) if name in images else leaf
+            for name, leaf in obs.items()
+        }
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `dqn_loss` of the current networks on stored data.
@@ -103,9 +159,13 @@ class DQN(QLearner):
         target = rewards + discounts max_a Q_target(next_obs, a); with ``double`` the action is
         argmax_a Q(next_obs, a).
         """
+        noise = self.noise.of(batch)
+        obs, next_obs = self.observations(batch, noise)
         with torch.no_grad():
-            following = self.target.module.q_values(batch["next_obs"])
-            chooser = self.model.q_values(batch["next_obs"]) if self.config.double else None
+            following = self.target.module.q_values(next_obs, noise.get("target"))
+            chooser = None
+            if self.config.double:
+                chooser = self.model.q_values(next_obs, noise.get("chooser"))
             targets = batch["rewards"] + batch["discounts"] * best_values(following, chooser)
-        chosen = values_of(batch["actions"], self.model.q_values(batch["obs"]))
+        chosen = values_of(batch["actions"], self.model.q_values(obs, noise.get("online")))
         return dqn_loss({"q_values": chosen, "targets": targets, "weights": batch["weights"]})

@@ -12,6 +12,7 @@ from rl_training.errors import ConfigError
 _REPLACED = (
     *("hidden_sizes", "critic_hidden_sizes", "activation", "encoder", "feature_size", "dueling"),
     "layer_norm",
+    "noisy",
 )
 """Settings of the networks that a custom ``network`` replaces."""
 

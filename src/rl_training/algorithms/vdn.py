@@ -23,6 +23,7 @@ SHARED_ALONE = {
     **dict.fromkeys(
         ("policies", "groups"), "agents of a team share one network; idqn has separate ones"
     ),
+    **dict.fromkeys(("noisy", "random_shift"), "values of a team have no such option; idqn has it"),
 }
 """Settings of independent agents that agents with a common value do not have."""
 

@@ -10,10 +10,12 @@ from torch import nn
 from rl_training.models.action_heads import ReplayHead
 from rl_training.models.custom import CustomActorCritic, CustomQNetwork
 from rl_training.models.encoders import EncoderConfig
+from rl_training.models.iqn_network import IQNNetwork
 from rl_training.models.mlp_actor_critic import FeedForwardActorCritic, MLPActorCritic
 from rl_training.models.mlp_continuous import ActorCritics, MLPActor, MLPCritics, MLPValue
 from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
 from rl_training.models.user_class import UserClass
+from rl_training.models.value_distributions import ValueDistribution
 from rl_training.plugins import named_class
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -94,18 +96,37 @@ def build_actor_critic(
 
 
 def build_q_network(
-    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+    config: NetworkSettings,
+    obs_spec: ObsSpec,
+    action_spec: ActionSpec,
+    distribution: ValueDistribution | None = None,
 ) -> FeedForwardQNetwork:
-    """Return DQN's network."""
+    """Return a network of action values, or of distributions of returns."""
     settings = config.algo_kwargs
     network = user_class(settings.network, settings.network_kwargs, "algo_kwargs.network")
     if network is not None:
         shared: dict[str, Any] = {
+            "distribution": distribution,
             "normalize_obs": config.normalize_obs,
             "clip_obs": config.clip_obs,
         }
         return CustomQNetwork(obs_spec, action_spec, network, **shared)
-    return MLPQNetwork(obs_spec, action_spec, **q_network_settings(config, obs_spec))
+    sizes = q_network_settings(config, obs_spec)
+    return MLPQNetwork(obs_spec, action_spec, distribution=distribution, **sizes)
+
+
+def build_iqn_network(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec
+) -> IQNNetwork:
+    """Return IQN's network."""
+    settings = config.algo_kwargs
+    return IQNNetwork(
+        obs_spec,
+        action_spec,
+        num_policy_quantiles=settings.num_policy_quantiles,
+        embedding_size=settings.embedding_size,
+        **q_network_settings(config, obs_spec),
+    )
 
 
 def q_network_settings(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, Any]:
@@ -115,6 +136,7 @@ def q_network_settings(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, 
         "hidden_sizes": hidden_layers(settings.hidden_sizes, obs_spec, (120, 84)),
         "activation": settings.activation,
         "dueling": settings.dueling,
+        "noisy": settings.noisy,
         "encoder": encoder_config(config, orthogonal=False),
         "normalize_obs": config.normalize_obs,
         "clip_obs": config.clip_obs,

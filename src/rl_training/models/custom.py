@@ -10,6 +10,7 @@ from rl_training.models.action_heads import CategoricalHead, NumpyChoice, make_a
 from rl_training.models.mlp_actor_critic import FeedForwardActorCritic
 from rl_training.models.mlp_q_network import FeedForwardQNetwork
 from rl_training.models.user_class import PROBE_ROWS, UserClass, is_floats, probe_observations
+from rl_training.models.value_distributions import ValueDistribution
 from rl_training.types import ActionSpec, ObsSpec
 
 
@@ -76,7 +77,8 @@ class CustomQNetwork(FeedForwardQNetwork):
     """Action values computed by a network of the user's own.
 
     It is made from the `ObsSpec` and the number of actions, and maps a batch of observations to
-    values of all actions, (batch, number).
+    values of all actions, (batch, number). With a ``distribution`` the number is that of all
+    actions times its size: those of the first action come first.
     """
 
     def __init__(
@@ -85,22 +87,28 @@ class CustomQNetwork(FeedForwardQNetwork):
         action_spec: ActionSpec,
         network: UserClass,
         *,
+        distribution: ValueDistribution | None = None,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
         head = CategoricalHead(action_spec.nvec, ())
         super().__init__(obs_spec, None, clip_obs if normalize_obs else None, head)
-        self.network = network.make(obs_spec=obs_spec, num_outputs=head.param_size)
+        self.distribution = distribution
+        size = head.param_size * (1 if distribution is None else distribution.size)
+        self._shape = () if distribution is None else (head.param_size, distribution.size)
+        self.network = network.make(obs_spec=obs_spec, num_outputs=size)
         obs = probe_observations(obs_spec, normalized=normalize_obs)
         output = network.probe(self.network, obs)
-        if not is_floats(output, (PROBE_ROWS, head.param_size)):
-            expected = f"values of all actions (batch, {head.param_size}), floats"
+        if not is_floats(output, (PROBE_ROWS, size)):
+            expected = f"values of all actions (batch, {size}), floats"
             raise network.wrong_output(expected, output, obs)
 
-    def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the values of all actions, and the mask of the legal ones."""
+    def outputs(self, obs: Any, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the values of all actions or what describes their returns, and the mask."""
+        del noise
         obs, mask = self.observe(obs)
-        return self.network(obs), mask
+        values = self.network(obs)
+        return (values.reshape(-1, *self._shape) if self._shape else values), mask
 
     def numpy_actor(self) -> NumpyChoice | None:
         """Return None: the network acts through torch."""

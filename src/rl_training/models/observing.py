@@ -41,6 +41,8 @@ class ObservingModule(nn.Module):
             normalized = clip_obs is not None
             self.encoder, self.num_features = make_encoder(obs_spec, encoder, normalized=normalized)
         self.sees_images = obs_spec.has_images
+        self.image_leaves = tuple(k for k, leaf in obs_spec.encoded.items() if leaf.is_image)
+        """Names of the images in an observation; '' is an observation that is one image."""
         self.norm: nn.ModuleDict | None = None
         if clip_obs is not None:
             vectors = {k: leaf for k, leaf in obs_spec.encoded.items() if not leaf.is_image}

@@ -33,9 +33,9 @@ class SummedQNetwork(MLPQNetwork):
         self._own_spec = own
         self.num_agents = obs_spec.leaves[TEAM_ALIVE].size
 
-    def policy(self, obs: Any) -> tuple[Tensor, Tensor | None]:
+    def outputs(self, obs: Any, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the values of all actions, and the mask of the legal ones."""
-        return super().policy(own_part(self._own_spec, obs))
+        return super().outputs(own_part(self._own_spec, obs), noise)
 
     def agent_values(self, obs: Any) -> Tensor:
         """Return (teams, agents, actions): values of all actions of each agent."""

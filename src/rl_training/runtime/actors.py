@@ -84,6 +84,11 @@ class EvaluatingPolicy(Policy, Protocol):
         ...
 
 
+def noise_size(model: Any) -> int:
+    """Return how many numbers of noise a row of a model's network takes; 0: none."""
+    return getattr(model, "noise_size", 0)
+
+
 class _Chooser:
     """Chooses actions with the current weights of a model, in NumPy or torch."""
 
@@ -133,11 +138,17 @@ class _Chooser:
             tensors = tree_map(lambda leaf: leaf.to(self._device), tensors)
         if noise is None:
             return self._greedy_by_torch(tensors).cpu().numpy()
+        noise = torch.as_tensor(noise)
+        if self._moves_inputs:
+            noise = noise.to(self._device)
         return self._by_torch(tensors, noise).cpu().numpy()
 
     @torch.no_grad()
     def _forward(self, obs: Any, noise: Tensor | None = None) -> Tensor:
         head = self._model.head
+        if noise is not None and noise_size(self._model):
+            model: Any = self._model
+            return head.mode(*model.policy(obs, noise))
         params, mask = self._model.policy(obs)
         return head.mode(params, mask) if noise is None else head.sample(params, noise, mask)
 
@@ -318,7 +329,11 @@ class ExploringActor(_NoisyActor):
 
 
 class EpsilonGreedyActor(_NoisyActor):
-    """Takes a random legal action with probability epsilon(progress), else the greedy one."""
+    """Takes a random legal action with probability epsilon(progress), else the greedy one.
+
+    The greedy action of a noisy network is that with noise in its weights, new at every step and
+    another for each row, unless ``perturbed`` is False.
+    """
 
     def __init__(
         self,
@@ -327,27 +342,36 @@ class EpsilonGreedyActor(_NoisyActor):
         generator: torch.Generator,
         device: torch.device,
         acceleration: Acceleration = "eager",
+        *,
+        perturbed: bool = True,
     ) -> None:
-        numbers = 1 + model.head.param_size
         self.model = model
         self.epsilon = epsilon
+        self._numbers = 1 + model.head.param_size
+        self._noise_size = noise_size(model) if perturbed else 0
         self._choose = _Chooser(model, device, acceleration)
-        self._noise = NoiseBlock(
-            BLOCK,
-            generator,
-            lambda shape, source: torch.rand((*shape, numbers), generator=source).numpy(),
-        )
+        self._noise = NoiseBlock(BLOCK, generator, self._draw)
+
+    def _draw(self, shape: tuple[int, ...], source: torch.Generator) -> Array:
+        """Return uniform numbers, and after them the normal ones of the network."""
+        uniform = torch.rand((*shape, self._numbers), generator=source)
+        if not self._noise_size:
+            return uniform.numpy()
+        normal = torch.randn((*shape, self._noise_size), generator=source)
+        return torch.cat((uniform, normal), -1).numpy()
 
     def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
         """Choose one action per row."""
-        uniform = self._noise.take(len(tree_leaves(obs)[0]))
+        numbers = self._noise.take(len(tree_leaves(obs)[0]))
+        uniform = numbers[:, : self._numbers]
+        noise = numbers[:, self._numbers :] if self._noise_size else None
         random = uniform[:, 0] < self.epsilon(progress)
         if not random.any():
-            return self._choose(obs, None), {}
+            return self._choose(obs, noise), {}
         anything = random_choice(obs, uniform[:, 1:])
         if random.all():
             return anything, {}
-        return np.where(random, anything, self._choose(obs, None)), {}
+        return np.where(random, anything, self._choose(obs, noise)), {}
 
 
 class EvaluationActor:

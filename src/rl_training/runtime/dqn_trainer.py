@@ -50,7 +50,7 @@ def _eval_actor(algorithm: DQN, device: torch.device, sampling: torch.Generator 
     if sampling is None:
         return EvaluationActor(model, device)
     final = algorithm.config.exploration_final_eps
-    return EpsilonGreedyActor(model, lambda _: final, sampling, device)
+    return EpsilonGreedyActor(model, lambda _: final, sampling, device, perturbed=False)
 
 
 SPEC = AlgorithmSpec(
