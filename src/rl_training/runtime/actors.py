@@ -299,8 +299,14 @@ class ExploringActor(_NoisyActor):
         """Choose one action per row."""
         noise = self._noise.take(len(tree_leaves(obs)[0]))
         if progress.step < self._warm_up:
-            return torch.erf(torch.as_tensor(noise) / math.sqrt(2)).cpu().numpy(), {}
+            return uniform_actions(noise), {}
         return self._choose(obs, noise), {}
+
+
+def uniform_actions(noise: Any) -> Array:
+    """Return uniform actions in [-1, 1] from normal noise z: erf(z / sqrt 2)."""
+    actions: Array = torch.erf(torch.as_tensor(noise) / math.sqrt(2)).cpu().numpy()
+    return actions
 
 
 def random_choice(obs: Obs, uniform: Array) -> Array:

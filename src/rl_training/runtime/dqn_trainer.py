@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.building import build_q_network
 from rl_training.runtime.actors import Actor, EpsilonGreedyActor, EvaluationActor
+from rl_training.runtime.drqn_trainer import SPEC as RECURRENT_SPEC
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
@@ -54,6 +56,7 @@ SPEC = AlgorithmSpec(
     actor=_actor,
     eval_actor=_eval_actor,
     trainer=OffPolicyTrainer,
+    with_memory=dataclasses.replace(RECURRENT_SPEC, name="dqn", config=DQNConfig),
 )
 
 

@@ -57,6 +57,9 @@ class AlgorithmSpec:
     A learner needs them if the behaviour policy may be older than its weights. PPO does not: its
     weights are still those that acted, so it computes both in one batch.
     """
+    with_memory: AlgorithmSpec | None = None
+    """What runs with memory are built by, where the config has a setting ``memory``; unset: the
+    same spec builds all runs."""
     source: Callable[..., LocalSource] | None = None
     """Returns the source of a shard, given learner, config, device and the arguments of
     `local_source`; unset: `local_source`."""
