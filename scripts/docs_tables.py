@@ -84,7 +84,7 @@ def table_of_support() -> str:
                 f"[{entry.class_name_of(name)}]({name}.md)",
                 ", ".join(entry.actions),
                 ", ".join(entry.observations),
-                _yes_or_no(entry.memory),
+                ", ".join(map(_code, entry.memory)),
                 _yes_or_no(entry.masks),
                 ", ".join(map(_code, entry.accelerations)),
                 _yes_or_no(TORCHRUN in entry.engines),

@@ -42,7 +42,7 @@ def _as_linted(name: str) -> tuple[bool, bool, str]:
 
 
 def _class(label: str, name: str, entry: Entry) -> str:
-    base = "RecurrentAlgorithm" if entry.memory else "ManagedAlgorithm"
+    base = "RecurrentAlgorithm" if entry.is_recurrent else "ManagedAlgorithm"
     return f'''
 
 class {label}({base}):

@@ -209,9 +209,12 @@ class ReachTarget(Probe):
 
 
 class Recall(Probe):
-    """The first observation is -1 or 1, the next are 0; the last action must repeat its sign."""
+    """A passive corridor: the first observation is -1 or 1, the next are 0, and the last action,
+    after ``delay`` others, must repeat its sign."""
 
-    LENGTH = 5
+    def __init__(self, continuous: bool = False, delay: int = 4) -> None:
+        super().__init__(continuous)
+        self.delay = delay
 
     def observe(self) -> Any:
         if self.t:
@@ -221,7 +224,7 @@ class Recall(Probe):
 
     def step(self, action: Any) -> Step:
         self.t += 1
-        done = self.t == self.LENGTH
+        done = self.t > self.delay
         right = self.choice(action) == self.sign
         return self.observe(), (1.0 if right else -1.0) * done, done, False, {}
 

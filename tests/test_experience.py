@@ -111,7 +111,7 @@ def test_what_a_learner_may_know_of_environments(tmp_path: Path) -> None:
 
 def _with_records(monkeypatch: pytest.MonkeyPatch, algo: str, *names: str) -> None:
     spec = dataclasses.replace(get_spec(algo), records=frozenset(names))
-    monkeypatch.setattr("rl_training.runtime.assembly.get_spec", lambda _: spec)
+    monkeypatch.setattr("rl_training.runtime.assembly.spec_of", lambda _: spec)
 
 
 class _Seen:

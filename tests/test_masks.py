@@ -35,7 +35,7 @@ def _cases() -> list[Any]:
         forms = ["Dict"] if entry.masks else []
         forms += ["image"] if entry.masks and IMAGE in entry.observations else []
         forms += ["MultiDiscrete"] if entry.masks and "MultiDiscrete" in entry.actions else []
-        quick = {"recurrent_ppo", "drqn"} if entry.memory else {"a2c", "mappo"}
+        quick = {"recurrent_ppo", "drqn"} if entry.is_recurrent else {"a2c", "mappo"}
         for form in forms:
             slow = form != "Dict" and algo not in quick
             marks = [pytest.mark.full] if slow else []

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_training.models.encoders import EncoderConfig
 from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
+from rl_training.models.recurrent.gru import GRU
 from rl_training.models.recurrent.lstm import LSTM
 from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec, Remembered, Rows
 
@@ -23,7 +24,11 @@ BOX = ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
 MULTI = ActionSpec("multi_discrete", (2,), "int64", nvec=(2, 3), start=(0, 0))
 LENGTH, ROWS = 6, 4
 
-models = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+models = pytest.mark.parametrize(
+    "kind",
+    [{}, {"shared_lstm": True}, {"memory": "gru"}],
+    ids=["own", "shared", "gru"],
+)
 spaces = pytest.mark.parametrize(
     ("obs_spec", "action_spec"),
     [(VECTOR, DISCRETE), (VECTOR, BOX), (VECTOR, MULTI), (IMAGE, DISCRETE), (MIXED, BOX)],
@@ -74,9 +79,9 @@ def walk(model: LSTMActorCritic, obs: Any) -> tuple[Tensor, Tensor, Tensor, Tens
 @models
 @spaces
 def test_a_sequence_at_once_equals_it_step_by_step(
-    obs_spec: ObsSpec, action_spec: ActionSpec, shared: bool
+    obs_spec: ObsSpec, action_spec: ActionSpec, kind: dict[str, Any]
 ) -> None:
-    model = actor_critic(obs_spec, action_spec, shared_lstm=shared)
+    model = actor_critic(obs_spec, action_spec, **kind)
     obs = observations(obs_spec, LENGTH, ROWS)
     actions, logprobs, values, states = walk(model, obs)
     with torch.no_grad():
@@ -130,8 +135,10 @@ def test_no_environment_is_moved_by_anothers_history(
 @models
 @pytest.mark.parametrize("action_spec", [DISCRETE, BOX], ids=["discrete", "box"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_numpy_acts_as_torch_does(action_spec: ActionSpec, shared: bool, normalize: bool) -> None:
-    model = actor_critic(VECTOR, action_spec, shared_lstm=shared, normalize_obs=normalize)
+def test_numpy_acts_as_torch_does(
+    action_spec: ActionSpec, kind: dict[str, Any], normalize: bool
+) -> None:
+    model = actor_critic(VECTOR, action_spec, normalize_obs=normalize, **kind)
     obs = observations(VECTOR, LENGTH, ROWS)
     model.update_normalizer(
         Rows(obs.flatten(0, 1) * 3 + 1, torch.ones(LENGTH * ROWS, dtype=torch.bool))
@@ -185,6 +192,23 @@ def test_the_cell_is_the_formula() -> None:
     torch.testing.assert_close(after, torch.cat((outputs[0], cell), 1), atol=1e-12, rtol=0)
 
 
+def test_the_gated_unit_is_the_formula() -> None:
+    """One step of one cell with all weights 1, worked by hand, in torch and in NumPy.
+
+    With x = 0.5, h = 0.25 and biases 0: r = z = sigmoid(0.75), n = tanh(0.5 + 0.25 r).
+    """
+    gru = GRU(1, 1)
+    for name, parameter in gru.layer.named_parameters():
+        torch.nn.init.constant_(parameter, float("weight" in name))
+    z = 1 / (1 + math.exp(-0.75))
+    new = math.tanh(0.5 + 0.25 * z)
+    expected = (1 - z) * new + z * 0.25
+    outputs, after = gru(torch.tensor([[[0.5]]]), torch.tensor([[0.25]]))
+    assert outputs.item() == after.item() == pytest.approx(expected, abs=1e-6)
+    ours, state = gru.numpy_step()(np.array([[0.5]], np.float32), np.array([[0.25]], np.float32))
+    assert ours.item() == state.item() == pytest.approx(expected, abs=1e-6)
+
+
 def q_network(
     obs_spec: ObsSpec = VECTOR, hidden_sizes: tuple[int, ...] = (8,), **kwargs: Any
 ) -> LSTMQNetwork:
@@ -235,8 +259,9 @@ def test_values_of_illegal_actions_are_the_least_float() -> None:
         assert legal[1].gather(-1, chosen.unsqueeze(-1)).all()
 
 
-def test_q_values_along_a_sequence_equal_those_step_by_step() -> None:
-    model = q_network()
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_q_values_along_a_sequence_equal_those_step_by_step(memory: str) -> None:
+    model = q_network(memory=memory)
     obs, state = observations(VECTOR, LENGTH, ROWS), model.initial_state(ROWS)
     act, other = model.numpy_actor(), np.zeros((ROWS, model.state_size), np.float32)
     assert act is not None

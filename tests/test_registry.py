@@ -48,7 +48,7 @@ def test_an_entry_makes_the_class_the_function_and_their_exports(algo: str) -> N
     managed = getattr(rl_training, name)
     assert managed is getattr(rl_training.api, name)
     assert managed.algo == algo
-    assert issubclass(managed, RecurrentAlgorithm if entry.memory else ManagedAlgorithm)
+    assert issubclass(managed, RecurrentAlgorithm if entry.is_recurrent else ManagedAlgorithm)
     train = getattr(rl_training.trainer, f"train_{algo}")
     assert train is getattr(rl_training, f"train_{algo}")
     assert train is getattr(rl_training.runtime, f"train_{algo}")

@@ -236,7 +236,6 @@ def test_predict_needs_no_state_of_the_team(make_config: MakeConfig, tmp_path: P
         ({"sequence_length": 5}, "sequence_length' must be a divisor of num_steps = 16; got 5"),
         ({"network": "module:Class"}, "network' must be unset with memory: lstm"),
         ({"acceleration": "compile"}, "acceleration' must be eager with memory: lstm"),
-        ({"memory": "gru"}, "memory"),
     ],
 )
 def test_what_does_not_fit_memory_is_refused(

@@ -346,6 +346,7 @@ class TrainConfig(Generic[AlgoConfig]):
             dataset=self.dataset is not None,
             engine=self.engine,
             lag=self.lag,
+            memory=getattr(self.algo_kwargs, "memory", "none"),
         )
         self.algo_kwargs.check_run(self)  # type: ignore[attr-defined]
 
@@ -426,6 +427,11 @@ class TrainConfig(Generic[AlgoConfig]):
         return int(getattr(self, self.total_setting))
 
     @property
+    def has_memory(self) -> bool:
+        """Whether policies are recurrent: `predict` then takes and returns a state."""
+        return bool(self.algo_kwargs.has_memory)  # type: ignore[attr-defined]
+
+    @property
     def unit(self) -> str:
         """What the run counts: "steps" of environments, or "updates"."""
         return "updates" if self.is_offline else "steps"
@@ -441,6 +447,7 @@ class TrainConfig(Generic[AlgoConfig]):
             ("shards", self.shards == 1, "1"),
             ("dataset", self.dataset is None, "unset"),
             ("normalize_reward", not self.normalize_reward, "false"),
+            ("algo_kwargs.memory", not self.has_memory, "none"),
             ("log_info", not self.log_info, "empty"),
             ("device", self.device != "mps", "auto, cpu or cuda"),  # sums are float64
         ):

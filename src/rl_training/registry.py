@@ -24,6 +24,7 @@ from rl_training.plugins import installed_points
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from rl_training.config import TrainConfig
     from rl_training.runtime.spec import AlgorithmSpec
     from rl_training.types import ActionSpec, ObsSpec
 
@@ -36,6 +37,8 @@ _MULTI_DISCRETE = "MultiDiscrete"
 _ANY_ACTION = (_DISCRETE, _BOUNDED_BOX, "unbounded Box", _MULTI_DISCRETE, "MultiBinary")
 _HYBRID = "hybrid"
 _ANY_OBSERVATION = (VECTOR, IMAGE, DICT)
+_RECURRENT = ("lstm", "gru")
+_ANY_MEMORY = ("none", *_RECURRENT)
 _ANY_ACCELERATION = ("eager", "compile", "cudagraph")
 TORCHRUN, RAY = "torchrun", "ray"
 _ANY_ENGINE = ("local", TORCHRUN, RAY)
@@ -53,8 +56,9 @@ class Entry(NamedTuple):
     """Kinds of action space, as `ActionSpec.described` names them."""
     observations: tuple[str, ...] = (VECTOR,)
     """Kinds of observation: "vector", "image", "Dict"."""
-    memory: bool = False
-    """Whether its policy is recurrent: ``predict`` then takes and returns a state."""
+    memory: tuple[str, ...] = ("none",)
+    """Allowed values of its setting ``memory``. A policy with another one than "none" is recurrent:
+    ``predict`` then takes and returns a state."""
     masks: bool = False
     """Whether it respects action masks."""
     accelerations: tuple[str, ...] = ("eager",)
@@ -79,6 +83,11 @@ class Entry(NamedTuple):
     """Name of its managed class; unset: the algorithm's name in capital letters."""
     title: str = ""
     """What it is, in a few words."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether all its policies are recurrent."""
+        return "none" not in self.memory
 
     def class_name_of(self, name: str) -> str:
         """Return the name of the managed class of the algorithm ``name``."""
@@ -130,6 +139,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.ppo_trainer:SPEC",
             actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
@@ -142,6 +152,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.a2c_trainer:SPEC",
             actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
@@ -154,18 +165,19 @@ ALGORITHMS = Registry(
             "rl_training.runtime.recurrent_ppo_trainer:SPEC",
             actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
-            memory=True,
+            memory=_RECURRENT,
             masks=True,
             class_name="RecurrentPPO",
             engines=_ANY_ENGINE,
             lags=(0, 1),
-            title="PPO with an LSTM",
+            title="PPO with memory",
         ),
         "ppg": Entry(
             "rl_training.algorithms.ppg:PPGConfig",
             "rl_training.runtime.ppg_trainer:SPEC",
             actions=(*_ANY_ACTION, _HYBRID),
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
@@ -200,6 +212,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.dqn_trainer:SPEC",
             actions=(_DISCRETE,),
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
@@ -255,7 +268,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.drqn_trainer:SPEC",
             actions=(_DISCRETE,),
             observations=_ANY_OBSERVATION,
-            memory=True,
+            memory=_RECURRENT,
             masks=True,
             engines=_ANY_ENGINE,
             title="Deep recurrent Q-learning",
@@ -265,6 +278,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.sac_trainer:SPEC",
             actions=(_BOUNDED_BOX,),
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
@@ -290,6 +304,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.td3_trainer:SPEC",
             actions=(_BOUNDED_BOX,),
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             accelerations=_ANY_ACCELERATION,
             engines=_ANY_ENGINE,
             lags=(0, ASYNC),
@@ -302,6 +317,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.ippo_trainer:SPEC",
             actions=_ANY_ACTION,
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=("local", TORCHRUN),
@@ -313,6 +329,7 @@ ALGORITHMS = Registry(
             "rl_training.runtime.mappo_trainer:SPEC",
             actions=_ANY_ACTION,
             observations=_ANY_OBSERVATION,
+            memory=_ANY_MEMORY,
             masks=True,
             accelerations=_ANY_ACCELERATION,
             engines=("local", TORCHRUN),
@@ -456,6 +473,13 @@ def get_spec(name: str) -> AlgorithmSpec:
     return cast("AlgorithmSpec", resolve(find_entry(name).spec))
 
 
+def spec_of(config: TrainConfig[Any]) -> AlgorithmSpec:
+    """Return what a run is built by: the spec of its algorithm, or the one for runs with memory."""
+    spec = get_spec(config.algo)
+    recurrent = spec.with_memory if config.has_memory else None
+    return recurrent or spec
+
+
 def config_type(name: str) -> type[Any]:
     """Return the config dataclass of an algorithm."""
     return cast("type[Any]", resolve(find_entry(name).config))
@@ -473,6 +497,7 @@ def check_settings(
     dataset: bool = False,
     engine: str = "local",
     lag: int | str = 0,
+    memory: str = "none",
 ) -> None:
     """Refuse settings of a run that an algorithm does not support."""
     entry = find_entry(name)
@@ -504,11 +529,26 @@ def check_settings(
             f"'acceleration' must be {' or '.join(entry.accelerations)} for {name}; got"
             f" {acceleration!r}{_others(entry, lambda one: acceleration in one.accelerations)}"
         )
-    if overlap and entry.memory:
+    _check_memory(name, memory, overlap=overlap, lag=lag)
+
+
+def _check_memory(name: str, memory: str, *, overlap: bool, lag: int | str) -> None:
+    """Refuse a memory that an algorithm does not have, or what does not work with one."""
+    entry = find_entry(name)
+    if memory == "none" and not entry.is_recurrent:
+        return
+    if memory not in (*entry.memory, "none"):
+        raise ConfigError(
+            f"'algo_kwargs.memory' must be {' or '.join(entry.memory)} for {name}; got {memory!r}"
+            f"{_others(entry, lambda one: memory in one.memory)}"
+        )
+    if overlap:
         raise ConfigError(
             f"'overlap' does not work with {name}, whose policy is recurrent"
-            f"{_others(entry, lambda one: IMAGE in one.observations and not one.memory)}"
+            f"{_others(entry, lambda one: IMAGE in one.observations and not one.is_recurrent)}"
         )
+    if lag == ASYNC:
+        raise ConfigError(f"'lag' must be 0 with memory: {memory}; got {lag}")
 
 
 def check_device_envs(name: str) -> None:

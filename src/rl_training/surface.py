@@ -211,7 +211,7 @@ class ReBRAC(ManagedAlgorithm):
 
 
 class RecurrentPPO(RecurrentAlgorithm):
-    """PPO with an LSTM: ``RecurrentPPO(TrainConfig(algo="recurrent_ppo", ...)).learn()``."""
+    """PPO with memory: ``RecurrentPPO(TrainConfig(algo="recurrent_ppo", ...)).learn()``."""
 
     algo = "recurrent_ppo"
 

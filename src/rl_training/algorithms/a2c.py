@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_training._internal.coerce import require
 from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.masking import masked_mean
-from rl_training.algorithms.ppo import OnPolicyConfig, OnPolicyLearner
+from rl_training.algorithms.ppo import OnPolicyConfig, OnPolicyLearner, RolloutMemoryConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Paused
 from rl_training.search_space import Choice, SearchSpace
@@ -23,7 +23,7 @@ from rl_training.types import Progress, RunSettings, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class A2CConfig(OnPolicyConfig):
+class A2CConfig(RolloutMemoryConfig):
     """A2C's settings; the defaults are Stable-Baselines3's, but the value loss is halved."""
 
     SEARCH: ClassVar[SearchSpace] = {
@@ -39,6 +39,8 @@ class A2CConfig(OnPolicyConfig):
     """Adam's betas; rmsprop uses only the second, which torch calls alpha."""
     num_steps: int = 5
     """Steps each environment takes per rollout, which is one update."""
+    sequence_length: int = 5
+    """Steps that gradients flow back through, with memory; a divisor of num_steps."""
     gae_lambda: float = 1.0
     """Decay of generalised advantage estimation; 1: the return of the whole rollout, as in the
     paper."""
@@ -105,7 +107,7 @@ class A2C(OnPolicyLearner):
         rollouts = self.prepare(experience, progress)
         if stop():
             raise Paused
-        whole = [[rollout.flat()] for rollout in rollouts]
+        whole = [[rollout.batch()] for rollout in rollouts]
         for batches in combine_minibatches(whole, self.communicator, norm_adv=self.config.norm_adv):
             self.update(*batches)
         self.finish(rollouts)

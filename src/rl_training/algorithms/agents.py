@@ -27,11 +27,6 @@ class AgentsConfig:
     learns_jointly: ClassVar[bool] = False
     """Whether a step of a whole team is one transition; rows then contain which agents live."""
 
-    @property
-    def has_memory(self) -> bool:
-        """Whether policies are recurrent."""
-        return False
-
     def _check_groups(self) -> None:
         is_one = not self.groups or self.policies == "shared"
         require(is_one, "algo_kwargs.policies", "unset where there are groups", self.policies)

@@ -9,6 +9,8 @@ the clipping: Hilton et al. 2021, arXiv:2110.00641.)
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 from rl_training.algorithms.ppo import PPO, PPOConfig
 from rl_training.algorithms.vtrace_learner import VTraceConfig, VTraceLearner
@@ -17,6 +19,11 @@ from rl_training.algorithms.vtrace_learner import VTraceConfig, VTraceLearner
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class APPOConfig(PPOConfig, VTraceConfig):
     """PPO's settings, and those of V-trace."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("memory", "lstm_size", "shared_lstm", "sequence_length"),
+        "V-trace corrects rollouts row by row; ppo has memory",
+    )
 
     gae_lambda: float = 0.95
     """Decay of the trace; where the current policy acted, that of generalised advantage estimation.

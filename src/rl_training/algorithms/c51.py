@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.distributional import DistributionalDQN
-from rl_training.algorithms.dqn import DQNConfig
+from rl_training.algorithms.dqn import DQNSettings
 from rl_training.search_space import Choice, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class C51Config(DQNConfig):
+class C51Config(DQNSettings):
     """C51's settings."""
 
     SEARCH: ClassVar[SearchSpace] = {

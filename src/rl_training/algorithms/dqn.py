@@ -19,6 +19,7 @@ from rl_training.algorithms.q_learning import (
     values_of,
 )
 from rl_training.algorithms.random_shift import random_shift
+from rl_training.algorithms.sequence_replay import SequenceReplayConfig
 from rl_training.algorithms.update_noise import UpdateNoise
 from rl_training.data.replay_buffer import Prioritization
 from rl_training.errors import ConfigError
@@ -27,8 +28,8 @@ from rl_training.types import Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNConfig(QLearningConfig, CustomNetworkConfig):
-    """DQN's settings."""
+class DQNSettings(QLearningConfig, CustomNetworkConfig):
+    """Settings of DQN without memory."""
 
     SEARCH: ClassVar[SearchSpace] = {
         "n_step": Choice((1, 3, 5)),
@@ -64,6 +65,21 @@ class DQNConfig(QLearningConfig, CustomNetworkConfig):
     def prioritization(self) -> Prioritization | None:
         """Return how the replay is prioritised; None: every transition is equally likely."""
         return Prioritization(self.priority_alpha) if self.prioritized else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DQNConfig(SequenceReplayConfig, DQNSettings):
+    """DQN's settings. With memory it is DRQN."""
+
+    hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the hidden layers; unset: 120 84, with memory 64 before it; none after images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.has_memory:
+            for name in ("dueling", "noisy"):
+                self._require(not getattr(self, name), name, f"false with memory: {self.memory}")
+            self._require(not self.random_shift, "random_shift", f"0 with memory: {self.memory}")
 
 
 def dqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,7 +119,7 @@ class DQN(QLearner):
     def __init__(
         self,
         model: Any,
-        config: DQNConfig,
+        config: DQNSettings,
         *,
         acceleration: Acceleration = "eager",
         **shards: Any,

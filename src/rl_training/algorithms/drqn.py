@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ from rl_training.algorithms.q_learning import (
     best_values,
     values_of,
 )
+from rl_training.algorithms.sequence_replay import SequenceReplayConfig, sequence_targets
 from rl_training.search_space import Choice, SearchSpace
-from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DRQNConfig(QLearningConfig):
+class DRQNConfig(SequenceReplayConfig, QLearningConfig):
     """DRQN's settings."""
 
     SEARCH: ClassVar[SearchSpace] = {
@@ -32,8 +32,8 @@ class DRQNConfig(QLearningConfig):
         "lstm_size": Choice((32, 64, 128)),
     }
 
-    batch_sequences: int = 32
-    """Sequences per update."""
+    memory: Literal["lstm", "gru"] = "lstm"
+    """The recurrent layer: an LSTM or a GRU."""
     batch_size: int | None = None  # type: ignore[assignment]
     """Deprecated: use batch_sequences."""
     OLD_NAMES: ClassVar[Mapping[str, OldName]] = {
@@ -41,41 +41,8 @@ class DRQNConfig(QLearningConfig):
         "batch_size": OldName("batch_sequences"),
     }
     """Settings that have a new name."""
-    sequence_length: int = 16
-    """Most steps of a sequence, over which gradients flow back; sequences end with episodes."""
-    burn_in: int = 4
-    """First steps of a sequence that only refresh the LSTM's state (not at an episode's start)."""
-    lstm_size: int = 64
-    """Cells of the LSTM."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the layers before the LSTM; unset: 64, none after images."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("lstm_size", "sequence_length"):
-            self._require(getattr(self, name) >= 1, name, "at least 1")
-        in_sequence = 0 <= self.burn_in < self.sequence_length
-        self._require(
-            in_sequence, "burn_in", f"0 to sequence_length - 1 = {self.sequence_length - 1}"
-        )
-        few = 1 <= self.n_step <= self.sequence_length
-        self._require(few, "n_step", f"at most sequence_length = {self.sequence_length}")
-        on_host = self.replay_device == "cpu"
-        self._require(on_host, "replay_device", "cpu: sequences are put together on the host")
-
-    def _check_batch(self) -> None:
-        self._require(self.batch_sequences >= 1, "batch_sequences", "at least 1")
-
-    samples_setting: ClassVar[str] = "batch_sequences"
-
-    def check_run(self, run: RunSettings) -> None:
-        """Refuse settings that do not fit the rest of a config."""
-        super().check_run(run)
-        self._require(
-            self.buffer_size >= 2 * run.num_envs * self.sequence_length,
-            "buffer_size",
-            f"at least 2 num_envs sequence_length = 2 * {run.num_envs} * {self.sequence_length}",
-        )
 
 
 def drqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -98,26 +65,10 @@ def drqn_loss(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def sequence_targets(batch: Mapping[str, Tensor], best: Tensor, n_step: int) -> Tensor:
-    """Return the target of each step of a sequence, of up to ``n_step`` rewards.
-
-    With b_t = ``best`` the value of the observation after step t, r the rewards, d the discounts:
-
-        G1_t = r_t + d_t b_t,  Gn_t = r_t + d_t G(n-1)_{t+1}
-
-    and b_t instead of G_{t+1} where the sequence ends before.
-    """
-    has_next = torch.zeros_like(best, dtype=torch.bool)
-    has_next[:-1] = batch["mask"][1:] > 0
-    ahead = best
-    for _ in range(n_step - 1):
-        targets = batch["rewards"] + batch["discounts"] * ahead
-        ahead = torch.where(has_next, targets.roll(-1, 0), best)
-    return batch["rewards"] + batch["discounts"] * ahead
-
-
 class SequenceQNetwork(Protocol):
     """What DRQN needs of a model."""
+
+    state_size: int
 
     def q_values_sequence(self, obs: Any, state: Tensor) -> Tensor:
         """Return values of all actions along sequences."""
@@ -127,9 +78,14 @@ class SequenceQNetwork(Protocol):
 class DRQN(QLearner):
     """Q-learning along sequences, from the recurrent states stored where they begin."""
 
-    def __init__(self, model: Any, config: DRQNConfig, **shards: Any) -> None:
+    def __init__(self, model: Any, config: SequenceReplayConfig, **shards: Any) -> None:
         super().__init__(model, config, **shards)
         self.model: SequenceQNetwork = model
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the state that is stored with sequences."""
+        return self.model.state_size
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `drqn_loss` of the current networks on stored sequences.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 from rl_training.algorithms.agents import AgentsConfig
-from rl_training.algorithms.dqn import DQNConfig
+from rl_training.algorithms.dqn import DQNSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IDQNConfig(AgentsConfig, DQNConfig):
+class IDQNConfig(AgentsConfig, DQNSettings):
     """DQN's settings, and what an agent observes."""
 
     def __post_init__(self) -> None:

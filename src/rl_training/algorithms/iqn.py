@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rl_training.algorithms.distributional import DistributionalDQN
-from rl_training.algorithms.dqn import DQNConfig
+from rl_training.algorithms.dqn import DQNSettings
 from rl_training.algorithms.qrdqn import quantile_huber_loss
 from rl_training.algorithms.update_noise import uniform_of
 from rl_training.search_space import Choice, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IQNConfig(DQNConfig):
+class IQNConfig(DQNSettings):
     """IQN's settings."""
 
     SEARCH: ClassVar[SearchSpace] = {

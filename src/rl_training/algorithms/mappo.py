@@ -18,9 +18,10 @@ from rl_training.types import Progress
 class MAPPOConfig(IPPOConfig):
     """IPPO's settings, and those of the critic."""
 
-    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("network", "network_kwargs"), "mappo takes an 'encoder' instead"
-    )
+    NOT_SUPPORTED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("network", "network_kwargs"), "mappo takes an 'encoder' instead"),
+        "shared_lstm": "the critic sees the state of the team, the policy what its agent sees",
+    }
 
     normalize_values: bool = False
     """Let the critic compute returns standardised by their running mean and deviation, which are

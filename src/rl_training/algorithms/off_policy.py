@@ -56,8 +56,10 @@ class ReplayConfig(NetworkConfig):
         super().__post_init__()
         self._check_batch()
 
-    samples_setting: ClassVar[str] = "batch_size"
-    """The setting that `samples_per_update` is."""
+    @property
+    def samples_setting(self) -> str:
+        """The setting that `samples_per_update` is."""
+        return "batch_size"
 
     def _check_batch(self) -> None:
         self._require(self.batch_size >= 1, "batch_size", "at least 1")
@@ -195,12 +197,17 @@ class CriticsConfig(ValueConfig, ActorCriticConfig):
         return 1.0 if rate is None else rate / self.learning_rate
 
 
-def ensemble_td_loss(q_values: Tensor, targets: Tensor) -> Tensor:
+def ensemble_td_loss(q_values: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the sum over critics of half the mean squared TD error; q_values: (critics, batch).
 
     loss = sum_i mean( (q_i - target)^2 ) / 2
+
+    Along sequences (critics, time, batch), errors where ``mask`` is 0 count as zeros.
     """
-    return 0.5 * (q_values - targets).square().mean(-1).sum()
+    squares = (q_values - targets).square()
+    if mask is not None:
+        return 0.5 * (squares * mask).mean((-2, -1)).sum()
+    return 0.5 * squares.mean(-1).sum()
 
 
 class ReplayLearner(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from rl_training.algorithms.metrics import MetricSums
 from rl_training.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from rl_training.communicator import per_shard_state, shards_of, state_of_each
 from rl_training.data.rollout_buffer import RolloutBuffer, shuffled
-from rl_training.models.mlp_ppg import MLPPPGModel
+from rl_training.models.mlp_ppg import Joint, MLPPPGModel
 from rl_training.search_space import Choice, Range, SearchSpace
 from rl_training.types import Progress, RunSettings, StopRequest, envs_of_shard, never, until
 
@@ -43,6 +43,7 @@ class PPGConfig(PPOConfig):
         "critic_hidden_sizes": "ppg has value_sizes instead",
         "network": "ppg takes an 'encoder' instead",
         "network_kwargs": "ppg takes an 'encoder' instead",
+        "shared_lstm": "the value function must not train the policy's memory",
     }
 
     policy_phases: int = 32
@@ -54,10 +55,10 @@ class PPGConfig(PPOConfig):
     beta_clone: float = 1.0
     """Weight of the KL term that keeps the policy close to that before the auxiliary phase."""
     hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the trunk's layers, which policy and values share; unset: 64 64, none after
-    images."""
+    """Widths of the trunk's layers, which policy and values share; unset: 64 64, with memory 64
+    after it; none after images."""
     value_sizes: tuple[int, ...] = (64,)
-    """Widths of the value function's own layers on the trunk."""
+    """Widths of the value function's own layers on the trunk; with memory, on its own memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,12 +73,15 @@ class PPGConfig(PPOConfig):
         """Refuse settings that do not fit the number of environments."""
         super().check_run(run)
         num_envs, name = envs_of_shard(run)
-        rows = self.policy_phases * num_envs * self.num_steps
+        per_env, what = self.num_steps, "num_steps"
+        if self.has_memory:
+            per_env, what = self.num_steps // self.sequence_length, "num_steps / sequence_length"
+        rows = self.policy_phases * num_envs * per_env
         require(
             rows % self.num_aux_minibatches == 0,
             "algo_kwargs.num_aux_minibatches",
-            f"a divisor of policy_phases * {name} * num_steps = {self.policy_phases} *"
-            f" {num_envs} * {self.num_steps} = {rows}",
+            f"a divisor of policy_phases * {name} * {what} = {self.policy_phases} *"
+            f" {num_envs} * {per_env} = {rows}",
             self.num_aux_minibatches,
         )
 
@@ -166,7 +170,7 @@ class PPG(PPO):
         """Run a policy phase, and an auxiliary phase after every ``policy_phases`` of them."""
         count = super().learn(experience, progress, stop, updates=updates)
         for kept, rollout in zip(self.kept, shards_of(experience), strict=True):
-            kept.append(_copied(rollout.flat()))
+            kept.append(_copied(rollout.batch()))
         if len(self.kept[0]) >= self.config.policy_phases:
             self._last_metrics = self.auxiliary_update(stop)
             count += self.config.aux_epochs * self.config.num_aux_minibatches
@@ -188,12 +192,12 @@ class PPG(PPO):
         """
         if not self.kept[0]:
             raise RuntimeError("there is no rollout to learn from since the last auxiliary phase")
-        batches = [self._with_teacher(kept) for kept in self.kept]
+        batches = [self._with_teacher(self._joined(kept)) for kept in self.kept]
         self.auxiliary_step.learning_rate = self.step.learning_rate
         count = self.config.num_aux_minibatches
         for _ in range(self.config.aux_epochs):
             pairs = zip(batches, self.generators, strict=True)
-            shards = [list(shuffled(batch, count, generator)) for batch, generator in pairs]
+            shards = [list(self._shuffled(batch, count, generator)) for batch, generator in pairs]
             for minibatches in until(stop, combine_minibatches(shards, self.communicator)):
                 self._run_auxiliary(*minibatches)
                 self.auxiliary_metrics.updates += 1
@@ -203,25 +207,36 @@ class PPG(PPO):
         return self.auxiliary_metrics.pop("auxiliary")
 
     @torch.no_grad()
-    def _with_teacher(self, kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return rollouts as one batch, with the policy as it is before the phase."""
-        batch: dict[str, Any] = {
-            key: tree_stack(torch.cat, [rollout[key] for rollout in kept]) for key in kept[0]
-        }
+    def _with_teacher(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch with the policy as it is before the phase."""
+        policies = [self._joint(piece).policy for piece in self._pieces(batch)]
+        return {**batch, "teacher": torch.cat(policies, self._rows_dim)}
+
+    _shuffled = staticmethod(shuffled)
+    _rows_dim = 0
+    """Dimension of tensors along which rows are."""
+
+    def _joined(self, kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return rollouts as one batch."""
+        return {key: tree_stack(torch.cat, [rollout[key] for rollout in kept]) for key in kept[0]}
+
+    def _pieces(self, batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield parts of a batch whose policies are computed at once."""
         rows = len(batch["returns"])
         most = _IMAGES_AT_ONCE if self._network.sees_images else rows
-        policies = [
-            self._network.joint(tree_map(operator.itemgetter(slice(i, i + most)), batch["obs"]))
-            for i in range(0, rows, most)
-        ]
-        return {**batch, "teacher": torch.cat([one.policy for one in policies])}
+        for i in range(0, rows, most):
+            yield {"obs": tree_map(operator.itemgetter(slice(i, i + most)), batch["obs"])}
+
+    def _joint(self, batch: Mapping[str, Any]) -> Joint:
+        """Return what the network computes of a batch."""
+        return self._network.joint(batch["obs"])
 
     def _auxiliary_update(self, *minibatches: Mapping[str, Any]) -> None:
         self.auxiliary_metrics.add(self.auxiliary_step(*minibatches))
 
     def auxiliary_loss(self, minibatch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ppg_auxiliary_loss` of the current model on stored data."""
-        now = self._network.joint(minibatch["obs"])
+        now = self._joint(minibatch)
         full = {
             **minibatch,
             "kl": self._network.head.kl(minibatch["teacher"], now.policy),
@@ -259,5 +274,5 @@ class PPG(PPO):
 
 def _copied(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return copies of what an auxiliary phase needs: the rollout's memory is written again."""
-    needed = ("obs", "returns", "mask")
+    needed = ("obs", "returns", "mask", "state", "sequence")
     return {key: tree_map(torch.clone, batch[key]) for key in needed if key in batch}

@@ -19,6 +19,7 @@ from rl_training.algorithms.acceleration import Acceleration, accelerate, graphe
 from rl_training.algorithms.advantages import combine_minibatches
 from rl_training.algorithms.gradient_step import GradientStep
 from rl_training.algorithms.masking import masked_mean
+from rl_training.algorithms.memory_config import MemoryConfig
 from rl_training.algorithms.metrics import MetricSums, explained_variance
 from rl_training.algorithms.network_config import ActorCriticConfig
 from rl_training.algorithms.rollout_config import RolloutConfig, check_minibatches
@@ -74,7 +75,31 @@ class OnPolicyConfig(ActorCriticConfig, RolloutConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOConfig(OnPolicyConfig):
+class RolloutMemoryConfig(MemoryConfig, OnPolicyConfig):
+    """Settings of algorithms whose policy and value function may be recurrent."""
+
+    shared_lstm: bool = False
+    """One LSTM or GRU for policy and value function, instead of one each."""
+    sequence_length: int = 32
+    """Steps that gradients flow back through, with memory; a divisor of num_steps."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the hidden layers, of policy and value each; unset: 64 64, with memory 64 after it;
+    none after images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.sequence_length >= 1, "sequence_length", "at least 1")
+        divides = not self.has_memory or self.num_steps % self.sequence_length == 0
+        self._require(divides, "sequence_length", f"a divisor of num_steps = {self.num_steps}")
+
+    def check_run(self, run: RunSettings) -> None:
+        """Refuse settings that do not fit the rest of a config."""
+        super().check_run(run)
+        self.check_acceleration(run)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOConfig(RolloutMemoryConfig):
     """PPO's settings, named as in CleanRL where it has the same setting."""
 
     SEARCH: ClassVar[SearchSpace] = {
@@ -112,6 +137,10 @@ class PPOConfig(OnPolicyConfig):
 
     def check_run(self, run: RunSettings) -> None:
         """Refuse settings that do not fit the number of environments."""
+        super().check_run(run)
+        if self.has_memory:
+            check_sequences(run, self.num_steps, self.sequence_length, self.num_minibatches)
+            return
         rows = check_minibatches(run, self.num_steps, self.num_minibatches)
         require(rows > self.num_minibatches, "algo_kwargs.num_minibatches", f"below {rows}", rows)
 

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from rl_training._internal.coerce import OldName
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target, trainable
+from rl_training.algorithms.masking import masked_mean, padded_mean
 from rl_training.algorithms.off_policy import (
     CriticsConfig,
     OffPolicyConfig,
     ReplayLearner,
     ensemble_td_loss,
 )
+from rl_training.algorithms.sequence_replay import SequenceReplayConfig
 from rl_training.models.mlp_continuous import ActorCritics
 
 
@@ -53,7 +55,7 @@ class SACSettings(CriticsConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SACConfig(SACSettings, OffPolicyConfig):
+class SACConfig(SequenceReplayConfig, SACSettings, OffPolicyConfig):
     """SAC's settings."""
 
 
@@ -64,23 +66,31 @@ def sac_targets(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
 
     ``next_q`` is (critics, batch), of the target critics at actions the policy would take.
     """
-    soft = batch["next_q"].amin(0) - ent_coef * batch["next_logprobs"]
-    return batch["rewards"] + batch["discounts"] * soft
+    return batch["rewards"] + batch["discounts"] * soft_values(batch, ent_coef)
+
+
+def soft_values(batch: Mapping[str, Tensor], ent_coef: Tensor) -> Tensor:
+    """Return the soft values of the next observations: min_i next_q_i - ent_coef next_logprobs."""
+    return batch["next_q"].amin(0) - ent_coef * batch["next_logprobs"]
 
 
 def sac_actor_loss(batch: Mapping[str, Tensor], *, ent_coef: Tensor) -> Tensor:
-    """Return the policy's loss: mean( ent_coef logprobs - min_i q_i )."""
-    return (ent_coef * batch["logprobs"] - batch["q"].amin(0)).mean()
+    """Return the policy's loss: mean( ent_coef logprobs - min_i q_i ), a `padded_mean`."""
+    losses = ent_coef * batch["logprobs"] - batch["q"].amin(0)
+    return padded_mean(losses, batch.get("mask"))
 
 
 def sac_temperature_loss(
-    logprobs: Tensor, log_ent_coef: Tensor, target_entropy: float | Tensor
+    logprobs: Tensor,
+    log_ent_coef: Tensor,
+    target_entropy: float | Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Return a loss that raises the entropy's weight below the target entropy, lowers it above.
 
-    loss = -log_ent_coef mean( logprobs + target_entropy )
+    loss = -log_ent_coef mean( logprobs + target_entropy ), a `padded_mean`
     """
-    return -(log_ent_coef * (logprobs.detach() + target_entropy)).mean()
+    return -padded_mean(log_ent_coef * (logprobs.detach() + target_entropy), mask)
 
 
 class Temperature(nn.Module):
@@ -157,8 +167,11 @@ class SAC(ReplayLearner):
         """Return `ensemble_td_loss` of the critics to `sac_targets`."""
         with torch.no_grad():
             targets = self.soft_targets(batch)
-        q_values = self.model.critics(batch["obs"], batch["actions"])
-        return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
+        q_values, mask = self.model.critics(batch["obs"], batch["actions"]), batch.get("mask")
+        return {
+            "loss": ensemble_td_loss(q_values, targets, mask),
+            "q_mean": masked_mean(q_values.detach(), mask),
+        }
 
     def soft_targets(self, batch: Mapping[str, Any]) -> Tensor:
         """Return `sac_targets` at actions sampled from the policy."""
@@ -173,16 +186,19 @@ class SAC(ReplayLearner):
         They share no parameter, so one step on their sum is a step on each.
         """
         actions, logprobs = self._sample(batch["obs"], batch["noise"][1])
-        chosen = {"logprobs": logprobs, "q": self.model.critics(batch["obs"], actions)}
+        q_values, mask = self.model.critics(batch["obs"], actions), batch.get("mask")
+        chosen = {"logprobs": logprobs, "q": q_values}
+        if mask is not None:
+            chosen["mask"] = mask
         ent_coef = self._ent_coef()
         loss = actor_loss = sac_actor_loss(chosen, ent_coef=ent_coef)
         if self.config.ent_coef is None:
             log_ent_coef = self.model.temperature.log_ent_coef
-            loss = loss + sac_temperature_loss(logprobs, log_ent_coef, self.target_entropy)
+            loss = loss + sac_temperature_loss(logprobs, log_ent_coef, self.target_entropy, mask)
         return {
             "loss": loss,
             "actor_loss": actor_loss,
-            "entropy": -logprobs.mean(),
+            "entropy": -masked_mean(logprobs, mask),
             "ent_coef": ent_coef,
         }
 

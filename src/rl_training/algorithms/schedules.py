@@ -69,6 +69,11 @@ class OptimizationConfig:
     def _require(self, condition: bool, name: str, rule: str) -> None:
         require(condition, f"algo_kwargs.{name}", rule, getattr(self, name))
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether policies are recurrent: `predict` then takes and returns a state."""
+        return False
+
     def optimizer_spec(self) -> Optimizer:
         """Return the optimizer that these settings describe."""
         return Optimizer(

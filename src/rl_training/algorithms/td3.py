@@ -12,12 +12,14 @@ from torch import Tensor
 
 from rl_training.algorithms.acceleration import Acceleration
 from rl_training.algorithms.gradient_step import GradientStep, Target
+from rl_training.algorithms.masking import masked_mean, padded_mean
 from rl_training.algorithms.off_policy import (
     CriticsConfig,
     OffPolicyConfig,
     ReplayLearner,
     ensemble_td_loss,
 )
+from rl_training.algorithms.sequence_replay import SequenceReplayConfig
 from rl_training.models.mlp_continuous import ActorCritics
 from rl_training.search_space import Choice, Range, SearchSpace
 
@@ -46,7 +48,7 @@ class TD3Settings(CriticsConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Config(TD3Settings, OffPolicyConfig):
+class TD3Config(SequenceReplayConfig, TD3Settings, OffPolicyConfig):
     """TD3's settings."""
 
     SEARCH: ClassVar[SearchSpace] = {
@@ -72,9 +74,9 @@ def td3_targets(batch: Mapping[str, Tensor]) -> Tensor:
     return batch["rewards"] + batch["discounts"] * batch["next_q"].amin(0)
 
 
-def td3_actor_loss(q_values: Tensor) -> Tensor:
-    """Return the policy's loss: -mean( q ), by the first critic."""
-    return -q_values.mean()
+def td3_actor_loss(q_values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the policy's loss: -mean( q ), by the first critic; a `padded_mean`."""
+    return -padded_mean(q_values, mask)
 
 
 class TD3(ReplayLearner):
@@ -130,8 +132,11 @@ class TD3(ReplayLearner):
         """Return `ensemble_td_loss` of the critics to `td3_targets` at `smoothed_actions`."""
         with torch.no_grad():
             targets = self.targets(batch)
-        q_values = self.model.critics(batch["obs"], batch["actions"])
-        return {"loss": ensemble_td_loss(q_values, targets), "q_mean": q_values.detach().mean()}
+        q_values, mask = self.model.critics(batch["obs"], batch["actions"]), batch.get("mask")
+        return {
+            "loss": ensemble_td_loss(q_values, targets, mask),
+            "q_mean": masked_mean(q_values.detach(), mask),
+        }
 
     def targets(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the critics' targets."""
@@ -151,7 +156,8 @@ class TD3(ReplayLearner):
     def actor_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `td3_actor_loss` of the policy's own actions."""
         actions = self.model.actor.actions(batch["obs"])
-        return {"loss": td3_actor_loss(self.model.critics(batch["obs"], actions, members=1))}
+        q_values = self.model.critics(batch["obs"], actions, members=1)
+        return {"loss": td3_actor_loss(q_values, batch.get("mask"))}
 
     def _runs_delayed(self) -> bool:
         return self.num_updates % self.config.policy_delay == 0

@@ -36,7 +36,7 @@ from rl_training.export.metadata import origin_of
 from rl_training.export.observations import reason_without
 from rl_training.export.parity import TOLERANCE
 from rl_training.export.writing import Exported, export_policy
-from rl_training.registry import class_exports, get_spec
+from rl_training.registry import class_exports, spec_of
 from rl_training.runs import read_json
 from rl_training.runtime.assembly import build_algorithm
 from rl_training.runtime.callbacks import Callbacks, as_callbacks
@@ -518,7 +518,7 @@ class ManagedAlgorithm:
                 "action_spec": adapter.action_spec.to_plain(),
                 "algorithm": algorithm.state_dict(),
             }
-            spec = get_spec(self.algo)
+            spec = spec_of(self.config)
             self._policy = spec.policy(
                 spec, self.config, algorithm, adapter.obs_spec, adapter.action_spec, device
             )

@@ -18,5 +18,5 @@ def managed_class(algo: str) -> type[ManagedAlgorithm]:
     name = entry.class_name_of(algo)
     if entry.spec.startswith("rl_training."):
         return cast("type[ManagedAlgorithm]", resolve(class_exports()[name]))
-    base = RecurrentAlgorithm if entry.memory else ManagedAlgorithm
+    base = RecurrentAlgorithm if entry.is_recurrent else ManagedAlgorithm
     return type(name, (base,), {"algo": algo, "__doc__": entry.title, "__module__": __name__})

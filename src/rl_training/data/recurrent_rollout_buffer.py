@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training._internal.tree import tree_map
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.data.sequences import random_parts
 from rl_training.types import Array, Obs, Remembered, VectorStep
 
 
@@ -158,10 +159,14 @@ class RecurrentRolloutBuffer(RolloutBuffer):
 
     def whole(self) -> dict[str, Any]:
         """Return all sequences, as a model's ``evaluate`` takes them."""
+        batch = self.batch()
+        return {key: batch[key] for key in ("obs", "actions", "state")}
+
+    def batch(self) -> dict[str, Any]:
+        """Return all sequences as one minibatch."""
         segments = self.segments()
         everything = torch.arange(segments.rows.shape[1], device=self.device)
-        batch = self._gather(self.flat(), everything)
-        return {key: batch[key] for key in ("obs", "actions", "state")}
+        return {**self._gather(self.flat(), everything), "sequence": segments.sequence}
 
     def keep_evaluation(self, logprobs: Tensor, values: Tensor) -> None:
         """Store a model's evaluation of `whole`, without its padding."""
@@ -193,17 +198,9 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         self, num_minibatches: int, *, generator: torch.Generator | None = None
     ) -> Iterator[dict[str, Any]]:
         """Yield one epoch: every sequence once, in ``num_minibatches`` equal random parts."""
-        if num_minibatches < 1 or self.num_sequences % num_minibatches:
-            raise ValueError(
-                f"{num_minibatches} minibatches do not divide {self.num_sequences} sequences"
-            )
-        order = torch.randperm(self.num_sequences, generator=generator).to(self.device)
-        part = torch.empty_like(order)
-        part[order] = torch.arange(len(order), device=self.device) % num_minibatches
-        part_of_segment = part[self.segments().sequence]
-        batch = self.flat()
-        for i in range(num_minibatches):
-            yield self._gather(batch, (part_of_segment == i).nonzero().squeeze(1))
+        sequence, batch = self.segments().sequence, self.flat()
+        for chosen in random_parts(sequence, self.num_sequences, num_minibatches, generator):
+            yield self._gather(batch, chosen)
 
     def _gather(self, batch: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
         """Return the ``chosen`` segments as a batch of (length, segments, ...)."""

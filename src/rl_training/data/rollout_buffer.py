@@ -227,6 +227,10 @@ class RolloutBuffer(RolloutState):
             batch["mask"] = self.learnt.flatten().to(self.rewards.dtype)
         return batch
 
+    def batch(self) -> dict[str, Any]:
+        """Return the complete rollout as one minibatch."""
+        return self.flat()
+
     def iter_minibatches(
         self, num_minibatches: int, *, generator: torch.Generator | None = None
     ) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,7 @@ from rl_training.models.action_heads import (
     ReplayHead,
     TanhHead,
 )
-from rl_training.registry import get_spec
+from rl_training.registry import spec_of
 from rl_training.runtime.actors import EpsilonGreedyActor, EvaluationActor
 from rl_training.runtime.assembly import build_algorithm
 from rl_training.runtime.policy import TrainedPolicy
@@ -217,7 +217,7 @@ def copied_to_cpu(policy: TrainedPolicy) -> TrainedPolicy:
     cpu = torch.device("cpu")
     algorithm = build_algorithm(config, *spaces, cpu, communicator=Communicator(config.shards))
     algorithm.load_weights({k: v.cpu() for k, v in policy.module.state_dict().items()})
-    spec = get_spec(config.algo)
+    spec = spec_of(config)
     return spec.policy(spec, config, algorithm, *spaces, cpu)
 
 

@@ -14,6 +14,7 @@ from rl_training.models.iqn_network import IQNNetwork
 from rl_training.models.mlp_actor_critic import FeedForwardActorCritic, MLPActorCritic
 from rl_training.models.mlp_continuous import ActorCritics, MLPActor, MLPCritics, MLPValue
 from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
+from rl_training.models.recurrent.continuous import RecurrentActor, RecurrentCritics
 from rl_training.models.user_class import UserClass
 from rl_training.models.value_distributions import ValueDistribution
 from rl_training.plugins import named_class
@@ -204,6 +205,24 @@ def build_actor_critics(
     """Return a policy with this head and an ensemble of critics."""
     actor = build_actor(config, obs_spec, head)
     return ActorCritics(actor, build_critics(config, obs_spec, action_spec))
+
+
+def build_recurrent_actor_critics(
+    config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec, head: ReplayHead
+) -> ActorCritics:
+    """Return a policy with this head and an ensemble of critics, with a memory each."""
+    settings = config.algo_kwargs
+    memory = {"memory": settings.memory, "lstm_size": settings.lstm_size}
+    actor: Any = RecurrentActor(obs_spec, head, **memory, **_replay_network(config, obs_spec))
+    critics: Any = RecurrentCritics(
+        obs_spec,
+        action_spec.size,
+        num_critics=settings.num_critics,
+        layer_norm=settings.critic_layer_norm,
+        **memory,
+        **_critic_network(config, obs_spec),
+    )
+    return ActorCritics(actor, critics)
 
 
 def _replay_network(config: NetworkSettings, obs_spec: ObsSpec) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
 from rl_training.models.building import build_actor_critic
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
+from rl_training.runtime.recurrent_ppo_trainer import SPEC as RECURRENT_SPEC
+from rl_training.runtime.recurrent_ppo_trainer import recurrent_model
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import learner_arguments
 from rl_training.types import ActionSpec, ObsSpec
@@ -24,12 +26,16 @@ def build_a2c(
     communicator: Communicator = ALONE,
 ) -> A2C:
     """Return A2C and its model; weights are drawn from torch's global generator."""
-    model = build_actor_critic(config, obs_spec, action_spec).to(device)
+    make = recurrent_model if config.has_memory else build_actor_critic
+    model = make(config, obs_spec, action_spec).to(device)
     return A2C(model, config.algo_kwargs, **learner_arguments(config, communicator, "minibatches"))
 
 
 # It acts, and collects rollouts, as PPO does.
-SPEC = dataclasses.replace(PPO_SPEC, name="a2c", config=A2CConfig, build=build_a2c)
+_OWN = {"name": "a2c", "config": A2CConfig, "build": build_a2c}
+SPEC = dataclasses.replace(
+    PPO_SPEC, **_OWN, with_memory=dataclasses.replace(RECURRENT_SPEC, **_OWN)
+)
 
 
 train_a2c = train_function("a2c")

@@ -322,10 +322,15 @@ class ExploringActor(_NoisyActor):
         noise = self._noise.take(len(tree_leaves(obs)[0]))
         if progress.step >= self._warm_up:
             return self._choose(obs, noise), {}
-        drawn = torch.as_tensor(noise)
         if self._normal:
-            return torch.erf(drawn / math.sqrt(2)).cpu().numpy(), {}
-        return random_choice(obs, drawn.cpu().numpy()), {}
+            return uniform_actions(noise), {}
+        return random_choice(obs, torch.as_tensor(noise).cpu().numpy()), {}
+
+
+def uniform_actions(noise: Any) -> Array:
+    """Return uniform actions in [-1, 1] from normal noise z: erf(z / sqrt 2)."""
+    actions: Array = torch.erf(torch.as_tensor(noise) / math.sqrt(2)).cpu().numpy()
+    return actions
 
 
 class EpsilonGreedyActor(_NoisyActor):

@@ -20,7 +20,7 @@ from rl_training.envs import Adapter, EnvFn, make_adapter
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import make_eval_env, spec_in_words
 from rl_training.models.normalizer import RewardNormalizer
-from rl_training.registry import ASYNC, TORCHRUN, check_spaces, find_entry, get_spec
+from rl_training.registry import ASYNC, TORCHRUN, check_spaces, find_entry, spec_of
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.determinism import EXACT_ACCELERATIONS, prepare_determinism
 from rl_training.runtime.device import (
@@ -68,7 +68,7 @@ def assemble(
         return _assemble_on_device(config, env_fn, threads, ranks)
     if config.engine == "ray":
         return _assemble_remote(config, env_fn, threads, ranks)
-    spec, communicator = get_spec(config.algo), ranks.communicator
+    spec, communicator = spec_of(config), ranks.communicator
     envs: list[Adapter] = []
     try:
         with failing_together(ranks):
@@ -122,7 +122,7 @@ def _assemble_offline(
     check_precision(config.precision, device, source.info.obs_spec)
     count = pick_threads(config, source.info.obs_spec, device) if threads is None else threads
     return Setup(
-        spec=offline_spec(get_spec(config.algo)),
+        spec=offline_spec(spec_of(config)),
         config=config,
         learner=build_algorithm(config, *spaces, device, count),
         source=source,
@@ -164,7 +164,7 @@ def _assemble_on_device(
     count = pick_threads(config, env.obs_spec, device) if threads is None else threads
     learner = build_algorithm(config, *spaces, device, count)
     learner.draw_on_device()
-    spec = get_spec(config.algo)
+    spec = spec_of(config)
     source = DeviceSource(
         env,
         spec.device_actor(learner, config),
@@ -216,7 +216,7 @@ def _assemble_remote(
         raise
     spaces = (obs_spec, action_spec)
     return Setup(
-        spec=get_spec(config.algo),
+        spec=spec_of(config),
         config=config,
         learner=learner,
         source=source,
@@ -296,7 +296,7 @@ def build_algorithm(
         torch.manual_seed(stream_seed(config.seed, "parameters"))
         has_shards = TORCHRUN in find_entry(config.algo).engines
         more = (communicator,) if has_shards else ()
-        learner = get_spec(config.algo).build(config, obs_spec, action_spec, device, *more)
+        learner = spec_of(config).build(config, obs_spec, action_spec, device, *more)
     learner.module.eval()
     return learner
 

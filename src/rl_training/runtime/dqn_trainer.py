@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rl_training.config import TrainConfig
 from rl_training.models.building import build_q_network
 from rl_training.runtime.actors import Actor, EpsilonGreedyActor, EvaluationActor
 from rl_training.runtime.device_actors import DeviceActor, EpsilonGreedyDeviceActor
+from rl_training.runtime.drqn_trainer import SPEC as RECURRENT_SPEC
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
@@ -61,6 +63,7 @@ SPEC = AlgorithmSpec(
     eval_actor=_eval_actor,
     trainer=OffPolicyTrainer,
     device_actor=_device_actor,
+    with_memory=dataclasses.replace(RECURRENT_SPEC, name="dqn", config=DQNConfig),
 )
 
 

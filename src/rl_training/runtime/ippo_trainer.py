@@ -11,13 +11,11 @@ from rl_training.algorithms.ippo import IPPOConfig
 from rl_training.algorithms.ppo import PPO
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
-from rl_training.contrib.recurrent_ppo import RecurrentPPO
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.ppo_trainer import build_ppo
-from rl_training.runtime.recurrent_ppo_trainer import recurrent_model
+from rl_training.runtime.recurrent_ppo_trainer import build_recurrent_ppo
 from rl_training.runtime.self_play import source_of_games
 from rl_training.runtime.setup import train_function
-from rl_training.runtime.spec import learner_arguments
 from rl_training.runtime.teams import team_spec_of
 from rl_training.types import ActionSpec, ObsSpec
 
@@ -30,11 +28,8 @@ def build_ippo(
     communicator: Communicator = ALONE,
 ) -> PPO:
     """Return the learner of one group: PPO, or RecurrentPPO, on the rows of its agents."""
-    if not config.algo_kwargs.has_memory:
-        return build_ppo(config, obs_spec, action_spec, device, communicator)
-    model = recurrent_model(config, obs_spec, action_spec, shared_lstm=False).to(device)
-    arguments = learner_arguments(config, communicator, "minibatches")
-    return RecurrentPPO(model, config.algo_kwargs, **arguments)
+    build = build_recurrent_ppo if config.has_memory else build_ppo
+    return build(config, obs_spec, action_spec, device, communicator)
 
 
 _PPO = dataclasses.replace(PPO_SPEC, name="ippo", config=IPPOConfig, source=source_of_games)

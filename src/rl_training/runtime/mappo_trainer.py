@@ -43,7 +43,7 @@ def build_mappo(
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
         normalize_values=knobs.normalize_values,
-        **({"lstm_size": knobs.lstm_size} if has_memory else {}),
+        **({"memory": knobs.memory, "lstm_size": knobs.lstm_size} if has_memory else {}),
     ).to(device)
     return MAPPO(model, knobs, **learner_arguments(config, communicator, "minibatches"))
 

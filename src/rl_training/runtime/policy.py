@@ -217,7 +217,7 @@ class RecurrentTrainedPolicy(TrainedPolicy):
         refuse_bool(state)
         batch, single = self._as_batch(obs)
         actor = self._greedy if deterministic else self._sampling
-        rows, size = len(tree_leaves(batch)[0]), self.algorithm.module.state_size
+        rows, size = len(tree_leaves(batch)[0]), actor.model.state_size
         actor.memory.set(memory_before(state, episode_start, rows, size, single=single))
         action = self._choose(actor, batch)
         after = torch.as_tensor(actor.memory.state).cpu().numpy().copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rl_training.config import TrainConfig
 from rl_training.models.building import build_actor_critic
 from rl_training.runtime.actors import Actor, EvaluationActor, PolicyActor
 from rl_training.runtime.on_policy import OnPolicyTrainer
+from rl_training.runtime.recurrent_ppo_trainer import SPEC as RECURRENT_SPEC
 from rl_training.runtime.setup import train_function
 from rl_training.runtime.spec import AlgorithmSpec, learner_arguments
 from rl_training.seeding import shard_key, torch_stream
@@ -54,6 +56,7 @@ SPEC = AlgorithmSpec(
     actor=_actor,
     eval_actor=_eval_actor,
     trainer=OnPolicyTrainer,
+    with_memory=dataclasses.replace(RECURRENT_SPEC, name="ppo", config=PPOConfig),
 )
 
 

@@ -13,7 +13,7 @@ from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.errors import ConfigError
 from rl_training.models.action_heads import ActionHead
 from rl_training.models.recurrent.lstm import NumpyActor
-from rl_training.runtime.actors import BLOCK, NoiseBlock, random_choice
+from rl_training.runtime.actors import BLOCK, NoiseBlock, random_choice, uniform_actions
 from rl_training.types import Array, Obs, Progress
 
 
@@ -201,6 +201,32 @@ class RecurrentEpsilonGreedyActor(_NoisyRecurrentActor):
         random = uniform[:, 0] < self.epsilon(progress)
         anything = random_choice(obs, uniform[:, 1:])
         return np.where(random, anything, greedy), {"state": record["state"]}
+
+
+class RecurrentExploringActor(_NoisyRecurrentActor):
+    """Takes uniform actions in [-1, 1] for ``warm_up`` steps, then the policy's with its noise.
+
+    The network is run on every observation, since the recurrent state depends on all of them.
+    """
+
+    def __init__(
+        self,
+        model: RecurrentPolicy,
+        warm_up: int,
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> None:
+        self.memory = _Memory(model, device)
+        self._warm_up = warm_up
+        self._noise = NoiseBlock(BLOCK, generator, self.memory.noise)
+
+    def act(self, obs: Obs, progress: Progress) -> tuple[Array, Mapping[str, Any]]:
+        """Choose one action per row; the state before it is recorded for the replay."""
+        noise = self._noise.take(len(tree_leaves(obs)[0]))
+        actions, record = self.memory.step(obs, noise)
+        if progress.step < self._warm_up:
+            actions = uniform_actions(noise)
+        return actions, {"state": record["state"]}
 
 
 class RecurrentEvaluationActor:

@@ -35,37 +35,45 @@ class RecurrentPPOTrainer(OnPolicyTrainer):
 
 
 def build_recurrent_ppo(
-    config: TrainConfig[RecurrentPPOConfig],
+    config: TrainConfig[Any],
     obs_spec: ObsSpec,
     action_spec: ActionSpec,
     device: torch.device,
     communicator: Communicator = ALONE,
 ) -> RecurrentPPO:
     """RecurrentPPO and its model, at the start of the config's random streams."""
-    shared = config.algo_kwargs.shared_lstm
-    model = recurrent_model(config, obs_spec, action_spec, shared_lstm=shared).to(device)
+    model = recurrent_model(config, obs_spec, action_spec).to(device)
     arguments = learner_arguments(config, communicator, "minibatches")
     return RecurrentPPO(model, config.algo_kwargs, **arguments)
 
 
 def recurrent_model(
-    config: TrainConfig[Any], obs_spec: ObsSpec, action_spec: ActionSpec, *, shared_lstm: bool
+    config: TrainConfig[Any], obs_spec: ObsSpec, action_spec: ActionSpec
 ) -> LSTMActorCritic:
     """Return policy and value function of a config."""
     knobs = config.algo_kwargs
     return LSTMActorCritic(
         obs_spec,
         action_spec,
-        lstm_size=knobs.lstm_size,
-        shared_lstm=shared_lstm,
-        hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
+        shared_lstm=knobs.shared_lstm,
         critic_hidden_sizes=knobs.critic_hidden_sizes,
-        activation=knobs.activation,
-        log_std_init=knobs.log_std_init,
-        encoder=encoder_config(config, orthogonal=True),
-        normalize_obs=config.normalize_obs,
-        clip_obs=config.clip_obs,
+        **recurrent_settings(config, obs_spec),
     )
+
+
+def recurrent_settings(config: TrainConfig[Any], obs_spec: ObsSpec) -> dict[str, Any]:
+    """Return the keywords that recurrent policies with a value function have in common."""
+    knobs = config.algo_kwargs
+    return {
+        "memory": knobs.memory,
+        "lstm_size": knobs.lstm_size,
+        "hidden_sizes": hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
+        "activation": knobs.activation,
+        "log_std_init": knobs.log_std_init,
+        "encoder": encoder_config(config, orthogonal=True),
+        "normalize_obs": config.normalize_obs,
+        "clip_obs": config.clip_obs,
+    }
 
 
 def recurrent_actor(

@@ -12,7 +12,7 @@ import torch
 from rl_training.config import TrainConfig
 from rl_training.data.step_block import StepBlock, StepRecorder
 from rl_training.envs import EnvFn, make_adapter
-from rl_training.registry import get_spec
+from rl_training.registry import spec_of
 from rl_training.runtime.assembly import build_algorithm, shard_source
 from rl_training.runtime.device import pick_threads
 from rl_training.runtime.sources import as_arrays
@@ -84,7 +84,7 @@ class ShardWorker:
     def __init__(
         self, config: TrainConfig[Any], env_fn: EnvFn | None, shard: int, threads: int | None
     ) -> None:
-        cpu, spec = torch.device("cpu"), get_spec(config.algo)
+        cpu, spec = torch.device("cpu"), spec_of(config)
         env = make_adapter(config, env_fn, shard)
         threads = pick_threads(config, env.obs_spec, cpu) if threads is None else threads
         torch.set_num_threads(threads)

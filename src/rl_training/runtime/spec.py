@@ -63,6 +63,9 @@ class AlgorithmSpec:
 
     Of an entry that declares ``device_envs``.
     """
+    with_memory: AlgorithmSpec | None = None
+    """What runs with memory are built by, where the config has a setting ``memory``; unset: the
+    same spec builds all runs."""
     source: Callable[..., LocalSource] | None = None
     """Returns the source of a shard, given learner, config, device and the arguments of
     `local_source`; unset: `local_source`."""

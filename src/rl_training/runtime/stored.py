@@ -27,7 +27,7 @@ from rl_training.errors import (
     UserError,
     WorkerError,
 )
-from rl_training.registry import TORCHRUN, check_spaces, find_entry, get_spec
+from rl_training.registry import TORCHRUN, check_spaces, find_entry, spec_of
 from rl_training.shared_folder import CONFIG, SharedPolicy, is_shared, open_shared
 from rl_training.stored_zip import quote
 from rl_training.trust import Trust, foreign_names, require_trust
@@ -100,7 +100,7 @@ def _require_shapes(shared: SharedPolicy) -> None:
         more = (ALONE,) if TORCHRUN in find_entry(config.algo).engines else ()
         meta = torch.device("meta")
         with meta:
-            learner = get_spec(config.algo).build(config, obs_spec, action_spec, meta, *more)
+            learner = spec_of(config).build(config, obs_spec, action_spec, meta, *more)
         expected = learner.module.state_dict()
     for name in sorted(expected.keys() ^ shared.shapes.keys()):
         problem = "lacks" if name in expected else "has an unexpected"

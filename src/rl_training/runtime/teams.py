@@ -100,7 +100,7 @@ class TeamTrainer(OnPolicyTrainer):
         info = setup.source.info
         groups = specs_of_groups(info.obs_spec, info.action_spec)
         kind: Any = RolloutBuffer
-        if setup.config.algo_kwargs.has_memory:
+        if setup.config.has_memory:
             length = setup.config.algo_kwargs.sequence_length
             kind = functools.partial(RecurrentRolloutBuffer, sequence_length=length)
         if not isinstance(info.obs_spec, GroupedObsSpec):
@@ -214,7 +214,7 @@ def team_policy(
     spec: AlgorithmSpec, config: TrainConfig[Any], *arguments: Any
 ) -> TeamPolicy | RecurrentTeamPolicy:
     """Return the trained policy of a run, recurrent if its config says so."""
-    kind: Any = RecurrentTeamPolicy if config.algo_kwargs.has_memory else TeamPolicy
+    kind: Any = RecurrentTeamPolicy if config.has_memory else TeamPolicy
     policy: TeamPolicy | RecurrentTeamPolicy = kind(spec, config, *arguments)
     return policy
 
@@ -246,7 +246,7 @@ def team_spec_of(
         return grouped(learners) if isinstance(obs_spec, GroupedObsSpec) else learners[""]
 
     def actor_of(learner: Any, config: TrainConfig[Any], device: torch.device, shard: int) -> Actor:
-        make = recurrent_actor if config.algo_kwargs.has_memory else spec.actor
+        make = recurrent_actor if config.has_memory else spec.actor
         return make(learner, config, device, shard)
 
     def actor(
@@ -280,6 +280,7 @@ def team_spec_of(
         eval_actor=eval_actor,
         trainer=trainer,
         policy=team_policy,
+        with_memory=None,
     )
 
 

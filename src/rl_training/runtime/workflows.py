@@ -13,7 +13,7 @@ from rl_training.envs import EnvFn
 from rl_training.envs.given_vector import VectorFn
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.eval import EvalResult
-from rl_training.registry import find_entry, get_spec
+from rl_training.registry import find_entry, spec_of
 from rl_training.runtime.assembly import build_algorithm
 from rl_training.runtime.callbacks import Callbacks
 from rl_training.runtime.device import pick_device
@@ -70,7 +70,7 @@ def _built(
         except (RuntimeError, KeyError, ValueError) as error:
             detail = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit its own config: {detail}") from None
-        spec = get_spec(config.algo)
+        spec = spec_of(config)
         return spec.policy(spec, config, algorithm, obs_spec, action_spec, place)
 
 

@@ -1,9 +1,10 @@
-"""One LSTM layer whose state is a plain row of numbers."""
+"""Recurrent layers whose state is a plain row of numbers: their base, and the LSTM."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
@@ -26,28 +27,28 @@ class NumpyActor(Protocol):
 
 
 @contextlib.contextmanager
-def _quiet_cudnn() -> Iterator[None]:
+def cudnn_without_warning(inputs: Tensor) -> Iterator[None]:
     """Silence cuDNN's warning that it copies weights which are views of one flat tensor."""
+    if not inputs.is_cuda:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="RNN module weights are not part of")
         yield
 
 
-class LSTM(nn.Module):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gates of Gers et al. 2000).
+class RecurrentLayer(nn.Module, ABC):
+    """One recurrent layer of torch, from inputs over (time, batch, ...) and a row of state.
 
-        i, f, o = sigmoid(W x + U h + b) each,  g = tanh(W x + U h + b)
-        c' = f c + i g,  h' = o tanh(c')
-
-    A state is the row (h, c), zeros at the start of an episode. Whole sequences go through
-    torch's fused kernels; they must not hold a reset: buffers split them there.
+    Whole sequences go through torch's fused kernels; they must not hold a reset: buffers split
+    them there.
     """
 
-    def __init__(self, inputs: int, size: int, *, orthogonal: bool = False) -> None:
+    def __init__(self, layer: nn.RNNBase, size: int, *, state_size: int, orthogonal: bool) -> None:
         super().__init__()
         self.size = size
-        self.state_size = 2 * size
-        self.layer = nn.LSTM(inputs, size)
+        self.state_size = state_size
+        self.layer = layer
         if orthogonal:
             for name, parameter in self.layer.named_parameters():
                 if "weight" in name:
@@ -55,19 +56,44 @@ class LSTM(nn.Module):
                 else:
                     nn.init.zeros_(parameter)
 
+    @abstractmethod
+    def forward(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs over (time, batch, ...) and the last states, from states (batch, ...)."""
+
+    @abstractmethod
+    def numpy_step(self) -> NumpyStep:
+        """Return one time step in NumPy, over views of the weights."""
+
+    def numpy_weights(self) -> tuple[Array, Array, Array, Array]:
+        """Return views of the weights of inputs and state, and of their biases."""
+        arrays = {name: p.detach().numpy() for name, p in self.layer.named_parameters()}
+        w, u = arrays["weight_ih_l0"].T, arrays["weight_hh_l0"].T
+        return w, u, arrays["bias_ih_l0"], arrays["bias_hh_l0"]
+
+
+class LSTM(RecurrentLayer):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gates of Gers et al. 2000).
+
+        i, f, o = sigmoid(W x + U h + b) each,  g = tanh(W x + U h + b)
+        c' = f c + i g,  h' = o tanh(c')
+
+    A state is the row (h, c), zeros at the start of an episode.
+    """
+
+    def __init__(self, inputs: int, size: int, *, orthogonal: bool = False) -> None:
+        super().__init__(nn.LSTM(inputs, size), size, state_size=2 * size, orthogonal=orthogonal)
+
     def forward(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs over (time, batch, ...) and the last states, from states (batch, ...)."""
         h, c = (part.unsqueeze(0).contiguous() for part in state.chunk(2, -1))
-        with _quiet_cudnn() if inputs.is_cuda else contextlib.nullcontext():
+        with cudnn_without_warning(inputs):
             outputs, (h, c) = self.layer(inputs, (h, c))
         return outputs, torch.cat((h[0], c[0]), -1)
 
     def numpy_step(self) -> NumpyStep:
         """Return one time step in NumPy, over views of the weights: several times faster."""
         size = self.size
-        arrays = {name: p.detach().numpy() for name, p in self.layer.named_parameters()}
-        w, u = arrays["weight_ih_l0"].T, arrays["weight_hh_l0"].T
-        b1, b2 = arrays["bias_ih_l0"], arrays["bias_hh_l0"]
+        w, u, b1, b2 = self.numpy_weights()
         # sigmoid(x) = (1 + tanh(x / 2)) / 2: one tanh serves all gates.
         slope = np.full(4 * size, 0.5, np.float32)
         slope[2 * size : 3 * size] = 1.0

@@ -1,22 +1,34 @@
-"""RecurrentPPO's network: a policy and a value function, each an LSTM and an MLP."""
+"""A recurrent policy and value function, each a recurrent layer and an MLP."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training._internal.tree import tree_map
+from rl_training._internal.tree import tree_leaves, tree_map
 from rl_training.models.action_heads import PolicyHead, make_action_head
 from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_actor_critic import Evaluation
 from rl_training.models.observing import ObservingModule
-from rl_training.models.recurrent.lstm import LSTM, NumpyActor
+from rl_training.models.recurrent.layers import make_layer
+from rl_training.models.recurrent.lstm import NumpyActor
 from rl_training.types import ActionSpec, Array, ObsSpec, Remembered
+
+
+class Along(NamedTuple):
+    """What recurrent layers return along sequences, one row per step."""
+
+    policy: Tensor
+    value: Tensor
+    mask: Tensor | None
+    """The action mask, where there is one."""
+    shape: tuple[int, int]
+    """Time and batch."""
 
 
 class LSTMActorCritic(ObservingModule):
@@ -24,7 +36,7 @@ class LSTMActorCritic(ObservingModule):
 
     They share the encoder. A state is a row of ``state_size`` numbers: that of the policy's LSTM,
     then that of the value function's. The value function's LSTM may see something else
-    (`critic_features`, ``critic_inputs`` numbers).
+    (`critic_features`, ``critic_inputs`` numbers). With ``memory="gru"`` both are GRUs.
     """
 
     head: PolicyHead
@@ -34,6 +46,7 @@ class LSTMActorCritic(ObservingModule):
         obs_spec: ObsSpec,
         action_spec: ActionSpec,
         *,
+        memory: str = "lstm",
         lstm_size: int = 64,
         shared_lstm: bool = False,
         hidden_sizes: tuple[int, ...] = (64,),
@@ -47,9 +60,11 @@ class LSTMActorCritic(ObservingModule):
     ) -> None:
         head = make_action_head(action_spec, log_std_init)
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
-        self.actor_lstm = LSTM(self.num_features, lstm_size, orthogonal=True)
+        self.actor_lstm = make_layer(memory, self.num_features, lstm_size, orthogonal=True)
         inputs = self.num_features if critic_inputs is None else critic_inputs
-        self.critic_lstm = None if shared_lstm else LSTM(inputs, lstm_size, orthogonal=True)
+        self.critic_lstm = (
+            None if shared_lstm else make_layer(memory, inputs, lstm_size, orthogonal=True)
+        )
         self.actor = MLP((lstm_size, *hidden_sizes, head.param_size), activation, 0.01)
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = MLP((lstm_size, *critic_sizes, 1), activation, 1.0)
@@ -95,17 +110,22 @@ class LSTMActorCritic(ObservingModule):
 
         All are (time, batch, ...); ``batch["state"]`` holds the states before the first step.
         """
-        actions = batch["actions"]
-        length, rows = actions.shape[:2]
-        obs: Any = tree_map(lambda leaf: leaf.flatten(0, 1), batch["obs"])
-        features, mask = self.encode(obs)
-        critics = self.critic_features(obs, features)
+        along = self.along(batch["obs"], batch["state"])
+        params = self.actor(along.policy)
+        actions = batch["actions"].flatten(0, 1)
+        logprob, entropy = self.head.logprob_entropy(params, actions, along.mask)
+        value = self._values(along.value)
+        return Evaluation(*(x.reshape(along.shape) for x in (logprob, entropy, value)))
+
+    def along(self, obs: Any, state: Tensor) -> Along:
+        """Return what both recurrent layers return along sequences (time, batch, ...)."""
+        length, rows = tree_leaves(obs)[0].shape[:2]
+        flat: Any = tree_map(lambda leaf: leaf.flatten(0, 1), obs)
+        features, mask = self.encode(flat)
+        critics = self.critic_features(flat, features)
         sequences = (features.view(length, rows, -1), critics.view(length, rows, -1))
-        remembered, valued, _ = self._remember(*sequences, batch["state"])
-        params = self.actor(remembered.flatten(0, 1))
-        logprob, entropy = self.head.logprob_entropy(params, actions.flatten(0, 1), mask)
-        value = self._values(valued.flatten(0, 1))
-        return Evaluation(*(x.reshape(length, rows) for x in (logprob, entropy, value)))
+        remembered, valued, _ = self._remember(*sequences, state)
+        return Along(remembered.flatten(0, 1), valued.flatten(0, 1), mask, (length, rows))
 
     def critic_features(self, obs: Any, features: Tensor) -> Tensor:
         """Return what the value function's LSTM sees of flat rows: the same as the policy's."""

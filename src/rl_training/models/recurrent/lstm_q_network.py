@@ -1,4 +1,4 @@
-"""DRQN's network: an encoder and an MLP, an LSTM, and values of all actions."""
+"""DRQN's network: an encoder and an MLP, a recurrent layer, and values of all actions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
 from rl_training.models.mlp import ACTIVATIONS, MLP, NUMPY_ACTIVATIONS
 from rl_training.models.mlp_q_network import legal_values
 from rl_training.models.observing import ObservingModule
-from rl_training.models.recurrent.lstm import LSTM, NumpyActor
+from rl_training.models.recurrent.layers import make_layer
+from rl_training.models.recurrent.lstm import NumpyActor
 from rl_training.types import ActionSpec, Array, ObsSpec
 
 
 class LSTMQNetwork(ObservingModule):
-    """One value per discrete action, from observations and the state of an LSTM.
+    """One value per discrete action, from observations and the state of an LSTM or a GRU.
 
-    Without ``hidden_sizes`` the LSTM reads the encoder's features.
+    Without ``hidden_sizes`` the recurrent layer reads the encoder's features.
     """
 
     head: CategoricalHead
@@ -34,15 +35,16 @@ class LSTMQNetwork(ObservingModule):
         hidden_sizes: tuple[int, ...],
         activation: str,
         lstm_size: int,
+        memory: str = "lstm",
         encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
         head = CategoricalHead(action_spec.nvec, ())
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
-        # Its last layer feeds the LSTM and is followed by an activation too.
+        # Its last layer feeds the recurrent one and is followed by an activation too.
         self.trunk = MLP((self.num_features, *hidden_sizes), activation)
-        self.lstm = LSTM((self.num_features, *hidden_sizes)[-1], lstm_size)
+        self.lstm = make_layer(memory, (self.num_features, *hidden_sizes)[-1], lstm_size)
         self.values = nn.Linear(lstm_size, head.param_size)
         self.state_size = self.lstm.state_size
 

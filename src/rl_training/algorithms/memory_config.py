@@ -1,0 +1,40 @@
+"""Settings of policies that remember: which memory networks have."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+from rl_training._internal.coerce import require
+from rl_training.algorithms.network_config import NetworkConfig
+from rl_training.types import RunSettings
+
+Memory: TypeAlias = Literal["none", "lstm", "gru"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryConfig(NetworkConfig):
+    """Whether networks have a memory of past observations, and its size."""
+
+    memory: Memory = "none"
+    """'lstm' or 'gru': networks have a recurrent layer, which sees all observations of an episode
+    up to the current one; 'none': they see the current observation."""
+    lstm_size: int = 64
+    """Cells of each LSTM or GRU, with memory."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.lstm_size >= 1, "lstm_size", "at least 1")
+        if self.has_memory and getattr(self, "network", None) is not None:
+            rule = f"unset with memory: {self.memory}, which takes an 'encoder'"
+            self._require(False, "network", rule)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether policies are recurrent."""
+        return self.memory != "none"
+
+    def check_acceleration(self, run: RunSettings) -> None:
+        """Refuse to compile a recurrent network: lengths of sequences change between updates."""
+        eager = not self.has_memory or run.acceleration == "eager"
+        require(eager, "acceleration", f"eager with memory: {self.memory}", run.acceleration)
