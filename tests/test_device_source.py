@@ -423,6 +423,10 @@ def test_ids_can_be_registered(make_config: MakeConfig) -> None:
             {"algo": "dqn", "algo_kwargs": {"prioritized": True}},
             "'algo_kwargs.prioritized' must be false with vectorization: device",
         ),
+        (
+            {"algo": "dqn", "algo_kwargs": {"noisy": True}},
+            "'algo_kwargs.noisy' must be false with vectorization: device",
+        ),
         ({"normalize_reward": True}, "'normalize_reward' must be false with vectorization: device"),
         ({"device": "mps"}, "'device' must be auto, cpu or cuda with vectorization: device"),
         ({"shards": 2}, "'shards' must be 1 with vectorization: device"),

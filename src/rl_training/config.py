@@ -448,6 +448,7 @@ class TrainConfig(Generic[AlgoConfig]):
             ("dataset", self.dataset is None, "unset"),
             ("normalize_reward", not self.normalize_reward, "false"),
             ("algo_kwargs.memory", not self.has_memory, "none"),
+            ("algo_kwargs.noisy", not getattr(self.algo_kwargs, "noisy", False), "false"),
             ("log_info", not self.log_info, "empty"),
             ("device", self.device != "mps", "auto, cpu or cuda"),  # sums are float64
         ):
