@@ -58,7 +58,7 @@ class Steps:
             if host is not None:
                 step = VectorStep(obs, final, reward, terminated, truncated, valid, ())
                 host.add(self.obs, action, {}, step)
-            tensors = [
+            tensors: list[Any] = [
                 {key: torch.from_numpy(leaf) for key, leaf in one.items()} for one in (obs, final)
             ]
             flags = [torch.from_numpy(one) for one in (reward, terminated, truncated)]

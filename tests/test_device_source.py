@@ -130,7 +130,7 @@ class StopAt(Callback):
 def test_a_seed_decides_a_run_and_a_resumed_one_is_the_same(
     algo: str, make_config: MakeConfig
 ) -> None:
-    settings = {"eval_episodes": 2, "normalize_obs": True}
+    settings: dict[str, Any] = {"eval_episodes": 2, "normalize_obs": True}
     settings["eval_interval"] = KNOBS[algo].get("total_timesteps", SMALL["total_timesteps"]) // 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -155,7 +155,10 @@ def test_a_run_that_is_stopped_between_any_steps_ends_the_same(
 ) -> None:
     # A replay of eight rows is overwritten many times, chunk by chunk.
     monkeypatch.setattr("rl_training.data.transition_ring._CHUNK_BYTES", 3000)
-    settings = {"total_timesteps": 1024 if algo == "sac" else 128, "env_id": "Pendulum-v1"}
+    settings: dict[str, Any] = {
+        "total_timesteps": 1024 if algo == "sac" else 128,
+        "env_id": "Pendulum-v1",
+    }
     settings |= {"env_kwargs": {"max_episode_steps": 5}}
     settings |= {"buffer_size": 128} if algo == "sac" else {}
     whole = ExperimentManager.setup(config_for(make_config, algo, **settings)).train()
