@@ -154,7 +154,7 @@ def test_a_run_that_is_stopped_between_any_steps_ends_the_same(
     algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A replay of eight rows is overwritten many times, chunk by chunk.
-    monkeypatch.setattr("rl_training.data.transition_ring._CHUNK_BYTES", 3000)
+    monkeypatch.setattr("rl_training.data.transition_ring._CHUNK_BYTES", 1000)
     total = 1024 if algo == "sac" else 128
     settings: dict[str, Any] = {"total_timesteps": total, "env_id": "Pendulum-v1"}
     settings |= {"env_kwargs": {"max_episode_steps": 5}}
