@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,11 +35,12 @@ def initialised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: found[0])
     monkeypatch.delenv(WORKSPACE, raising=False)
     monkeypatch.setitem(determinism._ours, "set", False)
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory
     flags = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     yield found
     torch.use_deterministic_algorithms(mode=False)
-    torch.utils.deterministic.fill_uninitialized_memory = fills
+    settings.fill_uninitialized_memory = fills
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags
     os.environ.pop(WORKSPACE, None)
 
@@ -47,10 +50,10 @@ def config(**settings: Any) -> TrainConfig[Any]:
 
 
 def test_it_is_set_before_cuda_starts_and_taken_back(initialised: list[bool]) -> None:
-    assembly.prepare_determinism(config())
+    determinism.prepare_determinism(config())
     assert WORKSPACE not in os.environ
     run = config(deterministic=True)
-    assembly.prepare_determinism(run)
+    determinism.prepare_determinism(run)
     assert os.environ[WORKSPACE] == ":4096:8"
     initialised[0] = True  # as by what `pick_device` calls
     determinism.use_determinism(run, CUDA)
@@ -74,7 +77,7 @@ def test_it_is_refused_where_cuda_started_without_it(
     if workspace is not None:
         monkeypatch.setenv(WORKSPACE, workspace)
     run = config(deterministic=True)
-    assembly.prepare_determinism(run)
+    determinism.prepare_determinism(run)
     determinism.use_determinism(run, CPU)
     with pytest.raises(ConfigError, match="needs CUBLAS_WORKSPACE_CONFIG to be :4096:8 or :16:8"):
         determinism.use_determinism(run, CUDA)
@@ -89,7 +92,7 @@ def test_on_the_cpu_it_changes_nothing(make_config: Any, initialised: list[bool]
     ]
     states = [final_state(run.run_dir) for run in runs]
     assert [state["config"].pop("deterministic") for state in states] == [False, True]
-    assert differences(*states) == []
+    assert differences(states[0], states[1]) == []
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -125,20 +128,20 @@ def chosen(place: torch.device, capturable: bool = True, **settings: Any) -> tup
 
 
 def test_acceleration_is_chosen_where_it_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(device.shutil, "which", lambda name: name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(shutil, "which", lambda name: name)
     assert chosen(CPU) == ("eager", "there are no CUDA graphs on cpu")
     assert chosen(CUDA) == ("cudagraph", "steps and updates are launched as CUDA graphs")
     assert chosen(CUDA, capturable=False)[1].startswith("updates are")
     assert chosen(CUDA, acceleration="eager") == ("eager", "as set")
     assert chosen(CUDA, deterministic=True) == ("eager", "deterministic: its resume is exact")
     assert chosen(CUDA, algo_kwargs={"encoder": "torch.nn:Flatten"})[0] == "eager"
-    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert chosen(CUDA) == ("eager", "cudagraph needs Triton and a C compiler")
 
 
 def test_a_default_is_not_a_choice_but_what_is_stored_is() -> None:
-    unset = TrainConfig()
+    unset: TrainConfig[Any] = TrainConfig()
     assert unset.acceleration == "eager"
     assert not unset.with_overrides(seed=5).is_given("acceleration")
     assert unset.with_overrides(acceleration="eager").is_given("acceleration")

@@ -58,7 +58,7 @@ class Steps:
             if host is not None:
                 step = VectorStep(obs, final, reward, terminated, truncated, valid, ())
                 host.add(self.obs, action, {}, step)
-            tensors = [
+            tensors: list[Any] = [
                 {key: torch.from_numpy(leaf) for key, leaf in one.items()} for one in (obs, final)
             ]
             flags = [torch.from_numpy(one) for one in (reward, terminated, truncated)]
@@ -242,7 +242,7 @@ def test_recipes_of_a_copy_become_the_same_batches_within_the_update() -> None:
     made: list[Any] = []
     for replay, learner in zip(replays, learners, strict=True):
         steps, places = Steps(), []
-        for added in (3, 1, 2, 200):  # the last fills the pool of final observations
+        for added in (3, 1, 2, 80):  # the last fills the pool of final observations
             steps.fill(replay, unused, added)
             learner.learn(replay, Progress(0, 10), updates=2)
             places.append(learner._places)

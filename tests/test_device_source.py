@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import MakeConfig, any_env
-from rl_training import PPO, train_ppo, train_sac
+from rl_training import PPO, SAC, train_ppo, train_sac
 from rl_training.config import TrainConfig
 from rl_training.data.device_rollout import DeviceRollout
 from rl_training.device_envs import DeviceStep, register_device_env
@@ -130,7 +130,7 @@ class StopAt(Callback):
 def test_a_seed_decides_a_run_and_a_resumed_one_is_the_same(
     algo: str, make_config: MakeConfig
 ) -> None:
-    settings = {"eval_episodes": 2, "normalize_obs": True}
+    settings: dict[str, Any] = {"eval_episodes": 2, "normalize_obs": True}
     settings["eval_interval"] = KNOBS[algo].get("total_timesteps", SMALL["total_timesteps"]) // 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -154,8 +154,9 @@ def test_a_run_that_is_stopped_between_any_steps_ends_the_same(
     algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A replay of eight rows is overwritten many times, chunk by chunk.
-    monkeypatch.setattr("rl_training.data.transition_ring._CHUNK_BYTES", 3000)
-    settings = {"total_timesteps": 1024 if algo == "sac" else 128, "env_id": "Pendulum-v1"}
+    monkeypatch.setattr("rl_training.data.transition_ring._CHUNK_BYTES", 1000)
+    total = 1024 if algo == "sac" else 128
+    settings: dict[str, Any] = {"total_timesteps": total, "env_id": "Pendulum-v1"}
     settings |= {"env_kwargs": {"max_episode_steps": 5}}
     settings |= {"buffer_size": 128} if algo == "sac" else {}
     whole = ExperimentManager.setup(config_for(make_config, algo, **settings)).train()
@@ -484,6 +485,27 @@ def test_ppo_learns_cartpole_on_the_device_and_plays_gymnasiums(seed: int) -> No
     )
     model.learn(run_dir=None)
     assert model.evaluate(100, seed=1000 + seed).mean_return >= 475
+
+
+@pytest.mark.learn
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_sac_learns_pendulum_on_the_device_and_plays_gymnasiums(seed: int) -> None:
+    model = SAC(
+        "Pendulum-v1",
+        vectorization="device",
+        seed=seed,
+        **{**SMALL, "num_envs": 8, "total_timesteps": 14_000},
+        learning_starts=1000,
+        train_freq=8,
+        gradient_steps=6,
+        hidden_sizes=[64, 64],
+        learning_rate=2e-3,
+        batch_size=128,
+        buffer_size=20_000,
+        gamma=0.95,
+    )
+    model.learn(run_dir=None)
+    assert model.evaluate(20, seed=1000 + seed).mean_return >= -250
 
 
 def test_episodes_that_cannot_continue_are_truncated_in_the_rollout() -> None:

@@ -37,7 +37,7 @@ class _Part(NamedTuple):
         """Return the array as a view of whole transitions (..., words)."""
         numbers = words[..., self.start : self.stop].view(self.dtype)
         flat = numbers[..., : math.prod(self.shape)]
-        return flat.unflatten(-1, self.shape) if self.shape else flat[..., 0]
+        return flat.view(*flat.shape[:-1], *self.shape)
 
 
 class _Layout:

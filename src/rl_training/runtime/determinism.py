@@ -26,7 +26,7 @@ _ours = {"set": False}
 
 def prepare_determinism(config: TrainConfig[Any]) -> None:
     """Set what must be set before CUDA is initialised."""
-    if config.deterministic and not torch.cuda.is_initialized():
+    if config.deterministic and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault(_WORKSPACE, _FIXED_WORKSPACES[0])
 
 
@@ -53,7 +53,8 @@ def use_determinism(config: TrainConfig[Any], device: torch.device) -> None:
         )
     _ours["set"] = True
     torch.use_deterministic_algorithms(mode=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads such memory
+    # Nothing reads uninitialised memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 

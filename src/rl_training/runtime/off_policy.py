@@ -93,7 +93,8 @@ class OffPolicyTrainer(Trainer):
     @property
     def replay(self) -> ReplayBuffer:
         """The replay of the first shard that this process executes: of an only shard, all."""
-        return self.replays[0]
+        first: ReplayBuffer = self.replays[0]
+        return first
 
     @property
     def _experience(self) -> Any:
