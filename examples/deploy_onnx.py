@@ -21,17 +21,21 @@ class Policy:
         self.random = np.random.default_rng(seed)
 
     def act(self, observations, episode_start):
-        """Return an action for each row; ``observations`` are arrays by the name of the input."""
+        """Return an action for each row; ``observations`` are arrays by the name of the input.
+
+        Of a Dict or Tuple of actions it returns the arrays by the name of the output.
+        """
         inputs = {n: np.asarray(x, self.ports[n]["dtype"]) for n, x in observations.items()}
         if self.state is not None:
             inputs |= {"state": self.state, "episode_start": np.asarray(episode_start, bool)}
-        if "noise" in self.ports:
-            normal = self.ports["noise"]["distribution"] == "normal"
-            draw = self.random.standard_normal if normal else self.random.random
-            inputs["noise"] = draw(self.zeros(self.ports["noise"]).shape, np.float32)
+        for name, port in self.ports.items():
+            if "distribution" in port:
+                normal = port["distribution"] == "normal"
+                draw = self.random.standard_normal if normal else self.random.random
+                inputs[name] = draw(self.zeros(port).shape, np.float32)
         outputs = dict(zip(self.names, self.session.run(self.names, inputs), strict=True))
-        self.state = outputs.get("next_state")
-        return outputs["action"]
+        self.state = outputs.pop("next_state", None)
+        return outputs.get("action", outputs)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,17 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     ),
     "MultiDiscrete": spaces.MultiDiscrete([3, 2, 4], start=[1, -1, 0]),
     "MultiBinary": spaces.MultiBinary((2, 3)),
+    "hybrid": spaces.Dict(
+        {
+            "side": spaces.Discrete(3, start=1),
+            "force": spaces.Box(-20.0, 60.0, (2, 1), np.float64),
+            "more": spaces.Tuple((spaces.MultiDiscrete([2, 4]), spaces.MultiBinary((1, 2)))),
+        }
+    ),
 }
+_NVEC = {"Discrete": [4], "MultiDiscrete": [3, 2, 4], "hybrid": [2, 4, 3]}
+"""Choices of each discrete component, in the order of the mask: the keys of a Dict are sorted."""
+_MASKABLE = tuple(_NVEC)
 MASKED = "masked Dict"
 
 
@@ -52,10 +62,8 @@ def _declared() -> list[Case]:
     found = []
     for algo, entry in ALGORITHMS.items():
         for action in entry.actions:
-            if action == "hybrid":  # they cannot be exported
-                continue
             kinds = list(entry.observations)
-            if entry.masks and DICT in kinds and action in ("Discrete", "MultiDiscrete"):
+            if entry.masks and DICT in kinds and action in _MASKABLE:
                 kinds.append(MASKED)
             found += [Case(algo, action, kind) for kind in kinds]
     return found
@@ -81,8 +89,7 @@ def observation_space(case: Case) -> spaces.Space[Any]:
     if IMAGE in ALGORITHMS[case.algo].observations:
         entries["camera"] = spaces.Box(0, 255, (2, 36, 40), np.uint8)
     if case.observation == MASKED:
-        size = int(np.sum(getattr(ACTIONS[case.action], "nvec", [4])))
-        entries[ACTION_MASK] = spaces.MultiBinary(size)
+        entries[ACTION_MASK] = spaces.MultiBinary(sum(_NVEC[case.action]))
     return spaces.Dict(entries)
 
 
@@ -92,7 +99,7 @@ class Noise(gym.Env[Any, Any]):
     def __init__(self, case: Case) -> None:
         self.observation_space = observation_space(case)
         self.action_space = ACTIONS[case.action]
-        self.nvec = np.atleast_1d(getattr(self.action_space, "nvec", 4))
+        self.nvec = np.array(_NVEC.get(case.action, [4]))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from conftest import MakeConfig
@@ -39,6 +40,8 @@ EVERYWHERE = [
     (Case("impala", "MultiBinary", IMAGE), "onnx", True),
     (Case("dqn", "Discrete", MASKED), "torch", True),
     (Case("drqn", "Discrete", VECTOR), "torch", True),
+    (Case("ppo", "hybrid", MASKED), "onnx", True),
+    (Case("ppo", "hybrid", VECTOR), "safetensors", False),
     (Case("mappo", "MultiDiscrete", VECTOR), "torch", True),
     (Case("recurrent_ppo", "bounded Box", DICT), "safetensors", False),
     (Case("bc", "Discrete", VECTOR), "safetensors", False),
@@ -125,7 +128,13 @@ def check_file(case: Case, name: Any, stochastic: bool, folder: Path) -> None:
     assert report["largest_difference"] == made.parity.largest_difference < 2e-5
     about = json.loads((folder / "policy.json").read_text())
     inputs = {port["name"]: port for port in about["inputs"]}
-    assert ("noise" in inputs) == about["stochastic"] == stochastic
+    drawn = {name for name, port in inputs.items() if "distribution" in port}
+    assert bool(drawn) == about["stochastic"] == stochastic
+    if case.action == "hybrid":
+        outputs = {port["name"]: port for port in about["outputs"]}
+        assert outputs["action.more.0"]["path"] == ["more", 0]
+        assert outputs["action.force"]["shape"] == ["batch", 2, 1]
+        assert not drawn or inputs["noise.force"]["distribution"] == "normal"
     assert ("state" in inputs) == (case.algo in ("recurrent_ppo", "drqn"))
     if case.observation in (DICT, MASKED):
         assert inputs["observation.inner.0"]["path"] == ["inner", 0]
@@ -142,11 +151,11 @@ def _breaks() -> dict[str, tuple[Case, bool, Callable[[pytest.MonkeyPatch], None
     read, choose = PolicyModule._read, PolicyModule._chosen
     to_env, arrange = module._ToEnv.forward, module._Leaf.forward
 
-    def without_mask(self: Any, params: Any, mask: Any, drawn: Any) -> Any:
-        return choose(self, params, None, drawn)
+    def without_mask(self: Any, head: Any, params: Any, mask: Any, drawn: Any) -> Any:
+        return choose(self, head, params, None, drawn)
 
-    def without_noise(self: Any, params: Any, mask: Any, drawn: Any) -> Any:
-        return choose(self, params, mask, torch.zeros_like(drawn) + 0.5)
+    def without_noise(self: Any, head: Any, params: Any, mask: Any, drawn: Any) -> Any:
+        return choose(self, head, params, mask, torch.zeros_like(drawn) + 0.5)
 
     def without_reset(self: Any, inputs: Any) -> Any:
         names = [port.name for port in self.signature.inputs]
@@ -174,6 +183,11 @@ def _breaks() -> dict[str, tuple[Case, bool, Callable[[pytest.MonkeyPatch], None
 
     leaf, bounds = module._Leaf, module._ToEnv
     return {
+        "mask of a part": (
+            Case("ppo", "hybrid", MASKED),
+            False,
+            patching(PolicyModule, "_chosen", without_mask),
+        ),
         "mask": (masked, False, patching(PolicyModule, "_chosen", without_mask)),
         "noise": (Case("sac", box, vector), True, patching(PolicyModule, "_chosen", without_noise)),
         "reset": (
@@ -421,6 +435,18 @@ def test_groups_of_agents_with_networks_of_their_own_are_refused(tmp_path: Path)
     model = IPPO(env_fn=Mortals, policies="separate")
     with pytest.raises(ConfigError, match="has the groups a, b, c, each with"):
         model.export(tmp_path / "made")
+    assert not list(tmp_path.iterdir())
+
+
+def test_keys_that_give_two_outputs_the_same_name_are_refused(tmp_path: Path) -> None:
+    class Twice(Noise):
+        def __init__(self) -> None:
+            super().__init__(Case("ppo", "hybrid", VECTOR))
+            side = spaces.Discrete(2)
+            self.action_space = spaces.Dict({"a.b": side, "a": spaces.Dict({"b": side})})
+
+    with pytest.raises(ConfigError, match=r"the same name: action\.a\.b, action\.a\.b"):
+        PPO(env_fn=Twice).export(tmp_path / "made", "torch")
     assert not list(tmp_path.iterdir())
 
 

@@ -86,7 +86,7 @@ def policy_metadata(
         "digest": policy_digest(described, weights_of(policy)),
         "checkpoint_digest": origin.checkpoint_digest,
         "step": origin.step,
-        "stochastic": module.noise is not None,
+        "stochastic": bool(module.noises),
         "inputs": [port.described() for port in module.signature.inputs],
         "outputs": [port.described() for port in module.signature.outputs],
         "action_space": described["action_spec"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ from rl_training.export.signature import (
     Noise,
     Port,
     Signature,
+    action_parts,
     make_signature,
+    part_name,
 )
 from rl_training.models.action_heads import (
     BernoulliHead,
     CategoricalHead,
+    HybridHead,
     PolicyHead,
     ReplayHead,
     TanhHead,
@@ -38,7 +42,6 @@ from rl_training.types import (
     ActionSpec,
     ArraySpec,
     GroupedObsSpec,
-    HybridActionSpec,
     ObsSpec,
     Progress,
 )
@@ -55,20 +58,21 @@ class PolicyModule(nn.Module):
         model: Any,
         obs_spec: ObsSpec,
         action_spec: ActionSpec,
-        noise: Noise | None = None,
+        noises: tuple[Noise, ...] = (),
     ) -> None:
         super().__init__()
         self.model = model
-        self.noise = noise
+        self.noises = noises
+        """Of each array of an action; none: the most likely action is chosen."""
         has_memory = hasattr(model, "state_size")
         state_size = model.state_size if has_memory else None
-        self.signature: Signature = make_signature(obs_spec, action_spec, state_size, noise)
+        self.signature: Signature = make_signature(obs_spec, action_spec, state_size, noises)
         self._is_dict = obs_spec.is_dict
         self._leaves = nn.ModuleList(_Leaf(leaf) for leaf in obs_spec.leaves.values())
         self._ports: dict[str, Port] = {
             port.leaf: port for port in self.signature.inputs if port.leaf is not None
         }
-        self._to_env = _ToEnv(action_spec)
+        self._to_env = nn.ModuleList(_ToEnv(spec) for _, spec in action_parts(action_spec))
         self.eval()
 
     @property
@@ -80,44 +84,65 @@ class PolicyModule(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the actions in the environment's format, and the next state of a memory."""
         params, mask, after, drawn = self._read(inputs)
-        action = self._to_env(self._chosen(params, mask, drawn))
-        return (action,) if after is None else (action, after)
+        of_parts = zip(self._to_env, self._parts(params, mask), drawn, strict=True)
+        actions = tuple(to_env(self._chosen(*part, own)) for to_env, part, own in of_parts)
+        return actions if after is None else (*actions, after)
 
-    def scores(self, *inputs: Tensor) -> Tensor | None:
-        """Return the scores that discrete choices are made from; None for Box actions."""
+    def scores(self, *inputs: Tensor) -> list[Tensor | None]:
+        """Return the scores that discrete choices are made from, of each part; None for a Box."""
         params, mask, _, drawn = self._read(inputs)
-        head = self.head
+        parts = zip(self._parts(params, mask), drawn, strict=True)
+        return [self._scores(*part, own) for part, own in parts]
+
+    def _scores(
+        self, head: Any, params: Tensor, mask: Tensor | None, drawn: Tensor | None
+    ) -> Tensor | None:
         if not isinstance(head, CategoricalHead | BernoulliHead):
             return None
-        if drawn is None or self.noise is None:
+        if drawn is None:
             return head.scores(params, None, mask)
-        if self.noise.epsilon is None:
+        if (epsilon := self.noises[0].epsilon) is None:
             return head.scores(params, head.noise_from(drawn), mask)
-        random = (drawn[:, 0] < self.noise.epsilon).unsqueeze(-1)
+        random = (drawn[:, 0] < epsilon).unsqueeze(-1)
         return torch.where(random, _legal_numbers(drawn, mask), head.scores(params, None, mask))
 
+    def _parts(self, params: Tensor, mask: Tensor | None) -> Sequence[tuple[Any, Tensor, Any]]:
+        """Return head, parameters and mask of each array of the action."""
+        head = self.head
+        return (
+            head.of_parts(params, mask) if isinstance(head, HybridHead) else [(head, params, mask)]
+        )
+
     def _read(self, inputs: tuple[Tensor, ...]) -> Any:
-        """Return parameters of the action distribution, mask, next state and random numbers."""
+        """Return parameters of the action distribution, mask, next state and random numbers.
+
+        There are random numbers for each array of the action; None for each: it is the most likely.
+        """
         given = {port.name: x for port, x in zip(self.signature.inputs, inputs, strict=True)}
         pairs = zip(self._ports.items(), self._leaves, strict=True)
         stored = {name: leaf(given[port.name]) for (name, port), leaf in pairs}
         obs: Any = stored if self._is_dict else stored[""]
+        drawn: list[Any] = [given[noise.name] for noise in self.noises]
+        drawn = drawn or [None] * len(self._to_env)
         if STATE not in given:
             params, mask = self.model.policy(obs)
-            return params, mask, None, given.get(NOISE)
+            return params, mask, None, drawn
         state = torch.where(given[EPISODE_START].unsqueeze(-1), 0.0, given[STATE])
         params, mask, after = self.model.policy_step(obs, state)
-        return params, mask, after, given.get(NOISE)
+        return params, mask, after, drawn
 
-    def _chosen(self, params: Tensor, mask: Tensor | None, drawn: Tensor | None) -> Tensor:
-        head = self.head
-        if drawn is None or self.noise is None:
-            return head.mode(params, mask)
-        if self.noise.epsilon is None:
-            return head.sample(params, head.noise_from(drawn), mask)
-        random = drawn[:, 0] < self.noise.epsilon
-        anything = _legal_numbers(drawn, mask).argmax(-1)
-        return torch.where(random, anything, head.mode(params, mask))
+    def _chosen(
+        self, head: Any, params: Tensor, mask: Tensor | None, drawn: Tensor | None
+    ) -> Tensor:
+        chosen: Tensor
+        if drawn is None:
+            chosen = head.mode(params, mask)
+        elif (epsilon := self.noises[0].epsilon) is None:
+            chosen = head.sample(params, head.noise_from(drawn), mask)
+        else:
+            anything = _legal_numbers(drawn, mask).argmax(-1)
+            chosen = torch.where(drawn[:, 0] < epsilon, anything, head.mode(params, mask))
+        return chosen
 
 
 def _legal_numbers(drawn: Tensor, mask: Tensor | None) -> Tensor:
@@ -207,11 +232,6 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
             f"a policy of one group of agents can be exported, and this one has the groups"
             f" {', '.join(policy.obs_spec.groups)}, each with networks of its own"
         )
-    if isinstance(policy.action_spec, HybridActionSpec):
-        raise ConfigError(
-            "a policy with hybrid actions (a Dict or Tuple) cannot be exported: a file has one"
-            " array of actions. Use share, and predict of the loaded policy"
-        )
     actor = policy.evaluation_actor(not stochastic, policy.config.seed)
     if not isinstance(actor, (*_EVALUATION, *_EPSILON_GREEDY)):
         raise ConfigError(
@@ -219,10 +239,10 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
             f" {type(actor).__name__}, and the export knows only the actors of rl_training"
         )
     model: Any = actor.model
-    noise = None
+    noises: tuple[Noise, ...] = ()
     if stochastic and isinstance(actor, _EPSILON_GREEDY):
         epsilon = actor.epsilon(Progress(1, 1))
-        noise = Noise("uniform", (1 + model.head.param_size,), epsilon)
+        noises = (Noise("uniform", (1 + model.head.param_size,), epsilon),)
     elif stochastic:
         if isinstance(actor, _EVALUATION) and _is_deterministic(actor):
             raise ConfigError(
@@ -234,8 +254,13 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
                 f"{policy.config.algo} cannot be exported with stochastic: how"
                 f" {type(model.head).__name__} samples is not known to the export"
             )
-        noise = Noise(model.head.noise_source, model.head.noise_shape)
-    return PolicyModule(model, policy.acting_spec, policy.action_spec, noise)
+        heads: Any = model.head.heads if isinstance(model.head, HybridHead) else [model.head]
+        paths = [path for path, _ in action_parts(policy.action_spec)]
+        noises = tuple(
+            Noise(head.noise_source, head.noise_shape, name=part_name(NOISE, path))
+            for head, path in zip(heads, paths, strict=True)
+        )
+    return PolicyModule(model, policy.acting_spec, policy.action_spec, noises)
 
 
 def _is_deterministic(actor: EvaluationActor | RecurrentEvaluationActor) -> bool:

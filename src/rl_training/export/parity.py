@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from rl_training.errors import ParityError
 from rl_training.export.module import PolicyModule, copied_to_cpu
 from rl_training.export.observations import Observations
-from rl_training.export.signature import ACTION, NEXT_STATE, Noise
+from rl_training.export.signature import NEXT_STATE, Noise, action_parts
 from rl_training.runtime.actors import BLOCK, NoiseBlock
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.seeding import torch_stream
@@ -74,7 +75,7 @@ def compare(
     differ. Raises `ParityError` where a difference is larger than the tolerance.
     """
     # A copy: sampling advances a random generator.
-    reference = _Reference(copied_to_cpu(policy), module.noise)
+    reference = _Reference(copied_to_cpu(policy), module)
     found = Parity(seen.origin, len(seen), int(seen.starts.sum()), tolerance)
     has_memory = hasattr(module.model, "state_size")
     states = np.zeros((len(seen), module.model.state_size if has_memory else 0), np.float32)
@@ -109,32 +110,36 @@ class _Place(NamedTuple):
 class _Reference:
     """Calls `predict`, and draws the same random numbers as it does."""
 
-    def __init__(self, policy: TrainedPolicy, noise: Noise | None) -> None:
+    def __init__(self, policy: TrainedPolicy, module: PolicyModule) -> None:
         self._policy = policy
-        self._noise = noise
+        self._module = module
         self._generator = torch_stream(policy.config.seed, "prediction")
-        self._block = NoiseBlock(BLOCK, self._generator, self._draw)
+        self._blocks = {
+            noise.name: NoiseBlock(BLOCK, self._generator, functools.partial(self._draw, noise))
+            for noise in module.noises
+            if noise.epsilon is not None
+        }
 
-    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Array:
-        noise = self._noise
-        assert noise is not None  # noqa: S101 - narrows the type
+    @staticmethod
+    def _draw(noise: Noise, shape: tuple[int, ...], generator: torch.Generator) -> Array:
         draw = torch.rand if noise.source == "uniform" else torch.randn
         drawn: Array = draw((*shape, *noise.shape), generator=generator).numpy()
         return drawn
 
     def predict(
         self, parts: dict[str, Array], state: Array | None, starts: Array | None
-    ) -> tuple[Array | None, dict[str, Array]]:
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the random numbers of the next call, and what `predict` returns."""
-        noise: Array | None = None
         rows = len(next(iter(parts.values())))
-        if self._noise is not None:
-            by_block = self._noise.epsilon is not None
-            noise = self._block.take(rows) if by_block else self._draw((rows,), self._generator)
+        noise = {
+            one.name: self._blocks[one.name].take(rows)
+            if one.name in self._blocks
+            else self._draw(one, (rows,), self._generator)
+            for one in self._module.noises
+        }
         obs = self._policy.acting_spec.joined(parts)
-        action, after = self._policy.predict(obs, state, starts, deterministic=noise is None)
-        outputs = {ACTION: action} if after is None else {ACTION: action, NEXT_STATE: after}
-        return noise, outputs
+        action, after = self._policy.predict(obs, state, starts, deterministic=not noise)
+        return noise, self._module.signature.returned(action, after)
 
 
 def _check(
@@ -160,16 +165,19 @@ def _check(
         _require(difference, difference <= accepted, accepted, NEXT_STATE, where)
         largest = max(found.largest_state_difference, float(difference.max()))
         found.largest_state_difference = largest
-    want, got = expected[ACTION], outputs[ACTION]
-    if spec.kind == "box":
-        difference = _relative_difference(spec, want, got)
-        # One unit in the last place may be more than that: [1000, 1001] in float32.
-        is_last_place = np.abs(got - want) <= np.spacing(np.abs(want))
-        accepted = (difference <= found.tolerance) | is_last_place
-        _require(difference, accepted, found.tolerance, ACTION, where)
-        found.largest_difference = max(found.largest_difference, float(difference.max()))
-    elif not np.array_equal(want, got):
-        found.ties += _ties(module, spec, inputs, want, got, found.tolerance, where)
+    for number, (_, part) in enumerate(action_parts(spec)):
+        name = module.signature.outputs[number].name
+        want, got = expected[name], outputs[name]
+        if part.kind == "box":
+            difference = _relative_difference(part, want, got)
+            # One unit in the last place may be more than that: [1000, 1001] in float32.
+            is_last_place = np.abs(got - want) <= np.spacing(np.abs(want))
+            accepted = (difference <= found.tolerance) | is_last_place
+            _require(difference, accepted, found.tolerance, name, where)
+            found.largest_difference = max(found.largest_difference, float(difference.max()))
+        elif not np.array_equal(want, got):
+            scores = _scores(module, inputs)[number]
+            found.ties += _ties(scores, part, want, got, found.tolerance, where, name)
 
 
 def _relative_difference(spec: ActionSpec, want: Array, got: Array) -> Array:
@@ -198,21 +206,24 @@ def _require(
     )
 
 
+@torch.no_grad()
+def _scores(module: PolicyModule, inputs: dict[str, Array]) -> list[Array]:
+    """Return the scores of each part of the actions; none, of a Box."""
+    tensors = [torch.from_numpy(inputs[port.name]) for port in module.signature.inputs]
+    return [np.zeros(0) if one is None else one.numpy() for one in module.scores(*tensors)]
+
+
 def _ties(
-    module: PolicyModule,
+    scores: Array,
     spec: ActionSpec,
-    inputs: dict[str, Array],
     want: Array,
     got: Array,
     tolerance: float,
     where: _Place,
+    name: str,
 ) -> int:
     """Return how many choices differ; raise where one is no tie of the best scores."""
-    with torch.no_grad():
-        tensors = [torch.from_numpy(inputs[port.name]) for port in module.signature.inputs]
-        found = module.scores(*tensors)
-    assert found is not None  # noqa: S101 - narrows the type
-    scores = found.numpy().reshape(len(want), -1)
+    scores = scores.reshape(len(want), -1)
     nvec = spec.nvec or (1,) * spec.size
     flat_want, flat_got = want.reshape(len(want), -1), got.reshape(len(got), -1)
     count = 0
@@ -228,7 +239,7 @@ def _ties(
             scale = max(1.0, abs(float(part[choices[0]])))
         if not gap <= tolerance * scale:
             raise ParityError(
-                f"{where.of(row)}: {ACTION} is {got[row]}, but that of predict is {want[row]};"
+                f"{where.of(row)}: {name} is {got[row]}, but that of predict is {want[row]};"
                 f" their scores differ by {gap:.2g}, and the tolerance is {tolerance * scale:.2g}"
             )
         count += 1

@@ -22,7 +22,7 @@ from rl_training.export.metadata import (
 from rl_training.export.module import PolicyModule, copied_to_cpu, module_of
 from rl_training.export.observations import observe
 from rl_training.export.parity import TOLERANCE, Parity, Run, compare
-from rl_training.export.signature import ACTION, EPISODE_START, NEXT_STATE, STATE
+from rl_training.export.signature import EPISODE_START, STATE
 from rl_training.runs import new_folder
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.trust import remember_own
@@ -112,7 +112,7 @@ def _opened(module: PolicyModule, format_: str, folder: Path) -> Run:
     def run(inputs: dict[str, Array]) -> dict[str, Array]:
         obs: Any = loaded.acting_spec.joined({leaf: inputs[name] for leaf, name in names.items()})
         action, after = loaded.predict(obs, inputs.get(STATE), inputs.get(EPISODE_START))
-        return {ACTION: action} if after is None else {ACTION: action, NEXT_STATE: after}
+        return module.signature.returned(action, after)
 
     return run
 

@@ -429,10 +429,14 @@ class HybridHead(nn.Module):
     def _split(self, name: str, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows, self._sizes[name], -1)
 
-    def _masks(self, mask: Tensor | None) -> list[Tensor | None]:
-        if mask is None:
-            return [None] * len(self.heads)
-        return [one if one.shape[-1] else None for one in self._split("mask", mask)]
+    def of_parts(
+        self, params: Tensor, mask: Tensor | None
+    ) -> list[tuple[CategoricalHead | GaussianHead | BernoulliHead, Tensor, Tensor | None]]:
+        """Return head, parameters and mask of each part; None: all its actions are legal."""
+        masks: list[Tensor | None] = [None] * len(self.heads)
+        if mask is not None:
+            masks = [one if one.shape[-1] else None for one in self._split("mask", mask)]
+        return list(zip(self._parts(), self._split("params", params), masks, strict=True))
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         drawn = [head.draw_noise(shape, generator) for head in self._parts()]
@@ -443,24 +447,18 @@ class HybridHead(nn.Module):
 
     def sample(self, params: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
         batch = params.shape[:-1]
-        of_parts = zip(
-            self._parts(),
-            self._split("params", params),
-            self._split("noise", noise),
-            self._masks(mask),
-            strict=True,
-        )
+        of_parts = zip(self.of_parts(params, mask), self._split("noise", noise), strict=True)
         return self._row(
             [
                 head.sample(own, drawn.reshape(*batch, *head.noise_shape), legal)
-                for head, own, drawn, legal in of_parts
+                for (head, own, legal), drawn in of_parts
             ],
             params,
         )
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        of_parts = zip(self._parts(), self._split("params", params), self._masks(mask), strict=True)
-        return self._row([head.mode(own, legal) for head, own, legal in of_parts], params)
+        parts = self.of_parts(params, mask)
+        return self._row([head.mode(own, legal) for head, own, legal in parts], params)
 
     @staticmethod
     def _row(actions: list[Tensor], params: Tensor) -> Tensor:
@@ -472,13 +470,8 @@ class HybridHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         batch = params.shape[:-1]
         found = []
-        for head, own, columns, legal in zip(
-            self._parts(),
-            self._split("params", params),
-            self._split("action", actions),
-            self._masks(mask),
-            strict=True,
-        ):
+        of_parts = zip(self.of_parts(params, mask), self._split("action", actions), strict=True)
+        for (head, own, legal), columns in of_parts:
             given = columns.reshape(*batch, *head.shape)
             if not isinstance(head, GaussianHead):
                 given = given.long()
@@ -488,8 +481,8 @@ class HybridHead(nn.Module):
 
     def distribution(self, params: Tensor, mask: Tensor | None) -> Tensor:
         """Return the distributions of the parts."""
-        of_parts = zip(self._parts(), self._split("params", params), self._masks(mask), strict=True)
-        return torch.cat([head.distribution(own, legal) for head, own, legal in of_parts], -1)
+        parts = self.of_parts(params, mask)
+        return torch.cat([head.distribution(own, legal) for head, own, legal in parts], -1)
 
     def kl(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the sum of the parts' divergences of each row."""
