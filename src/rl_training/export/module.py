@@ -122,7 +122,8 @@ class PolicyModule(nn.Module):
         pairs = zip(self._ports.items(), self._leaves, strict=True)
         stored = {name: leaf(given[port.name]) for (name, port), leaf in pairs}
         obs: Any = stored if self._is_dict else stored[""]
-        drawn = [given[noise.name] for noise in self.noises] or [None] * len(self._to_env)
+        drawn: list[Any] = [given[noise.name] for noise in self.noises]
+        drawn = drawn or [None] * len(self._to_env)
         if STATE not in given:
             params, mask = self.model.policy(obs)
             return params, mask, None, drawn
@@ -253,7 +254,7 @@ def module_of(policy: TrainedPolicy, *, stochastic: bool) -> PolicyModule:
                 f"{policy.config.algo} cannot be exported with stochastic: how"
                 f" {type(model.head).__name__} samples is not known to the export"
             )
-        heads = model.head.heads if isinstance(model.head, HybridHead) else [model.head]
+        heads: Any = model.head.heads if isinstance(model.head, HybridHead) else [model.head]
         paths = [path for path, _ in action_parts(policy.action_spec)]
         noises = tuple(
             Noise(head.noise_source, head.noise_shape, name=part_name(NOISE, path))

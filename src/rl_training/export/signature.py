@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,12 +88,15 @@ class Signature:
 
     def returned(self, action: Any, state: Array | None) -> dict[str, Array]:
         """Return the outputs for what `predict` returns."""
-        return {
-            port.name: state
-            if state is not None and port.name == NEXT_STATE
-            else functools.reduce(operator.getitem, port.path, action)
-            for port in self.outputs
+        named = {port.name: port.path for port in self.outputs if port.name != NEXT_STATE}
+        found: dict[str, Any] = {
+            name: functools.reduce(_entry, path, action) for name, path in named.items()
         }
+        return found if state is None else {**found, NEXT_STATE: state}
+
+
+def _entry(action: Any, key: str | int) -> Any:
+    return action[key]
 
 
 def action_parts(spec: ActionSpec) -> tuple[tuple[tuple[str | int, ...], ActionSpec], ...]:
