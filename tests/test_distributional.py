@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,19 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.c51 import C51, C51Config, cross_entropy, projected
+from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.algorithms.iqn import IQN, IQNConfig
 from rl_training.algorithms.qrdqn import QRDQN, QRDQNConfig, quantile_huber_loss
 from rl_training.algorithms.random_shift import random_shift
 from rl_training.algorithms.update_noise import uniform_of
 from rl_training.errors import ConfigError
+from rl_training.models.encoders import EncoderConfig
 from rl_training.models.iqn_network import IQNNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.noisy_mlp import NoisyMLP
 from rl_training.models.value_distributions import Atoms, Quantiles
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec
+from rl_training.runtime.actors import EpsilonGreedyActor
+from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress
 
 OBS = ObsSpec({"": ArraySpec((2,), "float32")})
 ACTION = ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,))
@@ -281,18 +285,18 @@ def test_each_network_of_an_update_has_noise_of_its_own(kind: str) -> None:
             for name, parameter in model.named_parameters():
                 if "scales" in name:
                     parameter.fill_(2.0)
-    losses = [float(made.loss(batch)["loss"])]
+    losses = [made.loss(batch)["loss"].item()]
     for name in ("online", "target", "chooser"):
         for seed in range(20):
             changed = {**batch, "noise": batch["noise"].clone()}
             torch.manual_seed(seed)
             part = made.noise.of(changed)[name]
             part.copy_(torch.randn_like(part))
-            losses.append(float(made.loss(changed)["loss"]))
+            losses.append(made.loss(changed)["loss"].item())
             if losses[-1] != losses[0]:
                 break
         assert losses[-1] != losses[0], name
-    assert float(made.loss(batch)["loss"]) == losses[0]
+    assert made.loss(batch)["loss"].item() == losses[0]
 
 
 # -- random shifts ---------------------------------------------------------------------------------
@@ -317,3 +321,49 @@ def test_shifted_images_are_windows_of_the_padded_ones() -> None:
 def test_shifts_need_images() -> None:
     with pytest.raises(ConfigError, match=r"random_shift.*have none"):
         learner("c51", random_shift=4)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_updates_learn_from_shifted_images_alone(double: bool) -> None:
+    """Those before and after a transition move independently; vectors and masks stay."""
+    leaves = {"camera": ArraySpec((2, 36, 36), "uint8"), "x": ArraySpec((3,), "float32")}
+    torch.manual_seed(0)
+    encoder = EncoderConfig(feature_size=8)
+    model = MLPQNetwork(ObsSpec(leaves), ACTION, **SIZES, encoder=encoder)
+    config = DQNConfig(batch_size=2, double=double, random_shift=3)
+    shifting, plain = DQN(model, config), DQN(model, dataclasses.replace(config, random_shift=0))
+    batch = batch_for(shifting)
+    assert plain.noise_shape is None
+    before, after = batch["noise"].view(2, 2, 2)
+    moved = dict(batch)
+    for name, normal in (("obs", before), ("next_obs", after)):
+        images = torch.randint(0, 255, (2, 2, 36, 36), dtype=torch.uint8)
+        vectors = torch.randn(2, 3)
+        batch[name] = {"camera": images, "x": vectors}
+        moved[name] = {"camera": random_shift(images, normal, 3), "x": vectors}
+    found, expected, unmoved = shifting.loss(batch), plain.loss(moved), plain.loss(batch)
+    assert torch.equal(found["td_errors"], expected["td_errors"])
+    assert not torch.equal(found["td_errors"], unmoved["td_errors"])
+
+
+def test_noise_explores_in_place_of_epsilon_and_not_in_evaluation() -> None:
+    config = C51Config(noisy=True, learning_starts=10)
+    assert [config.exploration(Progress(step, 100)) for step in (9, 10, 99)] == [1.0, 0.0, 0.0]
+    model = network("c51", noisy=True, dueling=True)
+    obs = torch.randn(200, 2).numpy()
+    cpu = torch.device("cpu")
+
+    def actions(seed: int, *, perturbed: bool) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        actor = EpsilonGreedyActor(model, lambda _: 0.0, generator, cpu, perturbed=perturbed)
+        return [actor.act(obs, Progress(0, 1))[0].tolist() for _ in range(2)]
+
+    greedy = model.q_values(torch.from_numpy(obs)).argmax(-1).tolist()
+    assert actions(0, perturbed=False) == [greedy, greedy]
+    first, second = actions(0, perturbed=True)
+    assert first != second  # every step has noise of its own
+    assert [first, second] == actions(0, perturbed=True)
+    assert first not in (greedy, actions(1, perturbed=True)[0])
+    rows = EpsilonGreedyActor(model, lambda _: 0.0, torch.Generator(), cpu)
+    same_obs = np.repeat(obs[:1], 400, 0)
+    assert len({*rows.act(same_obs, Progress(0, 1))[0].tolist()}) > 1  # and so has every row
