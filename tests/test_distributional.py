@@ -16,11 +16,14 @@ from rl_training.algorithms.iqn import IQN, IQNConfig
 from rl_training.algorithms.qrdqn import QRDQN, QRDQNConfig, quantile_huber_loss
 from rl_training.algorithms.random_shift import random_shift
 from rl_training.algorithms.update_noise import uniform_of
+from rl_training.algorithms.vdn import VDNConfig
 from rl_training.errors import ConfigError
+from rl_training.models.custom import CustomQNetwork
 from rl_training.models.encoders import EncoderConfig
 from rl_training.models.iqn_network import IQNNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.noisy_mlp import NoisyMLP
+from rl_training.models.user_class import UserClass
 from rl_training.models.value_distributions import Atoms, Quantiles
 from rl_training.runtime.actors import EpsilonGreedyActor
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress
@@ -367,3 +370,46 @@ def test_noise_explores_in_place_of_epsilon_and_not_in_evaluation() -> None:
     rows = EpsilonGreedyActor(model, lambda _: 0.0, torch.Generator(), cpu)
     same_obs = np.repeat(obs[:1], 400, 0)
     assert len({*rows.act(same_obs, Progress(0, 1))[0].tolist()}) > 1  # and so has every row
+
+
+# -- what else is supported ------------------------------------------------------------------------
+
+
+class OwnNetwork(torch.nn.Module):
+    """A network of the user's own."""
+
+    def __init__(self, obs_spec: ObsSpec, num_outputs: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(obs_spec.leaves[""].size, num_outputs)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(obs)
+        return outputs
+
+
+def test_a_network_of_the_users_own_computes_the_numbers_of_each_action_in_turn() -> None:
+    own = UserClass(OwnNetwork, {}, "algo_kwargs.network")
+    model = CustomQNetwork(OBS, ACTION, own, distribution=Quantiles(4))
+    obs = torch.randn(5, 2)
+    expected = model.network(obs).view(5, 3, 4)
+    torch.testing.assert_close(model.returns(obs)[0], expected)
+    torch.testing.assert_close(model.q_values(obs), expected.mean(-1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IQNConfig(network="module:Class"), "network.*take an 'encoder' instead"),
+        (lambda: C51Config(network="module:Class", noisy=True), "noisy.*has no effect"),
+        (lambda: VDNConfig(noisy=True), "noisy.*idqn has it"),
+        (lambda: VDNConfig(random_shift=4), "random_shift.*idqn has it"),
+        (lambda: C51Config(v_min=1.0, v_max=1.0), "v_max.*above v_min"),
+        (lambda: C51Config(num_atoms=1), "num_atoms.*at least 2"),
+        (lambda: QRDQNConfig(num_quantiles=0), "num_quantiles.*at least 1"),
+        (lambda: IQNConfig(num_target_quantiles=0), "num_target_quantiles.*at least 1"),
+        (lambda: DQNConfig(random_shift=-1), "random_shift.*zero or more"),
+    ],
+)
+def test_settings_without_sense_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -121,12 +121,14 @@ def test_killed_and_resumed_equals_never_stopped(
     ("algo", "knobs"),
     [
         ("qmix", {"prioritized": True, "normalize_obs": True}),
+        ("c51", {"gradient_steps": 0.7}),  # with noise in its weights
+        pytest.param("iqn", {"noisy": True}, marks=pytest.mark.full),
         pytest.param(
             "idqn", {"policies": "separate", "gradient_steps": 0.7}, marks=pytest.mark.full
         ),
     ],
 )
-def test_several_agents_killed_and_resumed(
+def test_learners_from_replay_killed_and_resumed(
     algo: str, knobs: dict[str, Any], make_config: MakeConfig, tmp_path: Path
 ) -> None:
     settings = {"train_freq": 16, "checkpoint_interval": 1000, "eval_episodes": 0}
