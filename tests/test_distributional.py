@@ -44,17 +44,15 @@ def network(kind: str, **settings: Any) -> Any:
 
 
 def learner(kind: str, **knobs: Any) -> Any:
-    own: dict[str, Any] = {
-        "qrdqn": {"num_quantiles": 4},
-        "c51": {"v_min": -2.0, "v_max": 2.0, "num_atoms": 5},
-        "iqn": {"num_quantiles": 3, "num_target_quantiles": 6},
-    }[kind]
-    config, cls = {"qrdqn": (QRDQNConfig, QRDQN), "c51": (C51Config, C51), "iqn": (IQNConfig, IQN)}[
-        kind
-    ]
-    settings: Any = config(hidden_sizes=(8,), batch_size=2, **own, **knobs)  # type: ignore[operator]
+    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "qrdqn": (QRDQNConfig, QRDQN, {"num_quantiles": 4}),
+        "c51": (C51Config, C51, {"v_min": -2.0, "v_max": 2.0, "num_atoms": 5}),
+        "iqn": (IQNConfig, IQN, {"num_quantiles": 3, "num_target_quantiles": 6}),
+    }
+    config, cls, own = kinds[kind]
+    settings = config(hidden_sizes=(8,), batch_size=2, **own, **knobs)
     model = network(kind, dueling=settings.dueling, noisy=settings.noisy)
-    made: Any = cls(model, settings)  # type: ignore[operator]
+    made: Any = cls(model, settings)
     with torch.no_grad():
         for parameter in made.target.module.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -93,7 +91,8 @@ def test_quantile_huber_loss_equals_that_of_sb3_contrib() -> None:
     generator = torch.Generator().manual_seed(0)
     targets = 2 * torch.randn(6, 7, generator=generator)
     fractions = (torch.arange(5) + 0.5) / 5
-    found, expected = [], []
+    found: list[Any] = []
+    expected: list[Any] = []
     for results, loss in (
         (found, lambda q: quantile_huber_loss(q, targets, fractions).mean()),
         (expected, lambda q: theirs(q, targets, sum_over_quantiles=True)),
@@ -176,7 +175,7 @@ def test_loss_of_a_batch_by_hand(kind: str, double: bool) -> None:
     target, support = made.target.module, torch.linspace(-2, 2, 5)
     fractions: dict[str, Tensor] = {}
     if kind == "iqn":
-        first, second = uniform_of(batch["noise"]).split([6, 12])
+        first, second = torch.split(uniform_of(batch["noise"]), [6, 12])
         fractions = {"online": first.view(2, 3), "target": second.view(2, 6)}
 
     def numbers(model: Any, obs: Tensor, name: str) -> Tensor:
@@ -266,9 +265,10 @@ def test_noisy_layers_equal_noise_in_the_weights() -> None:
     assert net.noise_size == 3 + 4 + 4 + 2
     x, noise = torch.randn(5, 3), torch.randn(13)
     scaled = noise.sign() * noise.abs().sqrt()
-    parts = scaled.split([3, 4, 4, 2])
+    parts = torch.split(scaled, [3, 4, 4, 2])
     expected: Any = x
-    for i, (mean, scale) in enumerate(zip(net.layers, net.scales, strict=True)):
+    layers: Any = zip(net.layers, net.scales, strict=True)
+    for i, (mean, scale) in enumerate(layers):
         assert scale.weight.unique().tolist() == pytest.approx([0.5 / mean.in_features**0.5])
         inner, outer = parts[2 * i : 2 * i + 2]
         weight = mean.weight + scale.weight * torch.outer(outer, inner)
@@ -311,7 +311,7 @@ def test_shifted_images_are_windows_of_the_padded_ones() -> None:
     normal = torch.randn(40, 2, generator=generator)
     shifted = random_shift(images, normal, 2)
     padded = torch.nn.functional.pad(images.float(), (2, 2, 2, 2), mode="replicate")
-    edges = torch.floor(torch.distributions.Normal(0, 1).cdf(normal) * 5).int()
+    edges = torch.floor(torch.special.ndtr(normal) * 5).int()
     assert {tuple(edge) for edge in edges[:, 0:1].tolist()} == {(i,) for i in range(5)}
     for row, (top, left) in enumerate(edges.tolist()):
         window = padded[row, :, top : top + 6, left : left + 7]
