@@ -1,6 +1,6 @@
 """Ours beside other libraries: same settings, same machine, alternating rounds.
 
-    python benchmarks/peers.py [--algorithms ppo dqn sac td3 recurrent_ppo] [--rounds 5]
+    python benchmarks/peers.py [--algorithms ppo dqn qrdqn sac td3 recurrent_ppo] [--rounds 5]
     python benchmarks/peers.py returns --algorithms ppo --seeds 1 2 3 [--steps 100000]
     python benchmarks/peers.py install
 
@@ -103,6 +103,14 @@ _TD3 = {
 TASKS = {
     "ppo": Task("CartPole-v1", 8, {**_PPO, "hidden_sizes": [64, 64]}, {}, 4096, 100_000),
     "dqn": Task("CartPole-v1", 1, _DQN, {"exploration_initial_eps": 1.0}, 3000, 50_000),
+    "qrdqn": Task(
+        "CartPole-v1",
+        1,
+        {**_DQN, "num_quantiles": 50},
+        {"exploration_initial_eps": 1.0},
+        3000,
+        50_000,
+    ),
     "sac": Task("HalfCheetah-v5", 1, _CONTINUOUS, {}, 1150, 30_000),
     "td3": Task("HalfCheetah-v5", 1, _TD3, {}, 1150, 30_000),
     "recurrent_ppo": Task(
@@ -132,10 +140,14 @@ _SB3 = ("sb3", ("stable-baselines3==2.9.2", "sb3-contrib==2.9.2", _GYM))
 _FEED_FORWARD = ("ppo", "dqn", "sac", "td3")
 LIBRARIES = {
     "ours": Library("ours", "with_ours.py", tuple(TASKS)),
-    "ours_compile": Library("ours, acceleration: compile", "with_ours.py", _FEED_FORWARD),
+    "ours_compile": Library(
+        "ours, acceleration: compile", "with_ours.py", (*_FEED_FORWARD, "qrdqn")
+    ),
     "sb3": Library("Stable-Baselines3", "with_sb3.py", _FEED_FORWARD, *_SB3),
-    "sb3_contrib": Library("sb3-contrib", "with_sb3.py", ("recurrent_ppo",), *_SB3),
-    "single_file": Library("single files (examples/)", "with_single_file.py", tuple(TASKS)),
+    "sb3_contrib": Library("sb3-contrib", "with_sb3.py", ("qrdqn", "recurrent_ppo"), *_SB3),
+    "single_file": Library(
+        "single files (examples/)", "with_single_file.py", (*_FEED_FORWARD, "recurrent_ppo")
+    ),
     "tianshou": Library(
         "Tianshou", "with_tianshou.py", _FEED_FORWARD, "tianshou", ("tianshou==2.0.1", _GYM)
     ),

@@ -21,7 +21,8 @@ ACTIONS = {
     "dqn": ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,)),
     "sac": ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 5.0)),
 }
-for _name in ("qrdqn", "c51", "iqn", "sac_discrete"):
+DISTRIBUTIONS = ("qrdqn", "c51", "iqn")
+for _name in (*DISTRIBUTIONS, "sac_discrete"):
     ACTIONS[_name] = ACTIONS["dqn"]
 for _name in ("td3", "bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     ACTIONS[_name] = ACTIONS["sac"]
@@ -92,7 +93,7 @@ def learnt(algo: str, mode: str, device: str, **knobs: Any) -> tuple[Any, torch.
 @pytest.mark.parametrize(
     "algo",
     [
-        pytest.param(algo, marks=[pytest.mark.full] if algo in ("qrdqn", "c51") else [])
+        pytest.param(algo, marks=[pytest.mark.full] if algo in DISTRIBUTIONS else [])
         for algo in ACTIONS
     ],
 )
@@ -100,7 +101,7 @@ def test_modes_agree_after_eight_updates(algo: str, mode: str, device: str) -> N
     knobs: dict[str, Any] = {}
     if algo == "cql":
         knobs = {"num_action_samples": 2, "conservative_threshold": 1.0}
-    elif algo in ("qrdqn", "c51", "iqn"):
+    elif algo in DISTRIBUTIONS:
         knobs = {"noisy": True, "dueling": True, "double": True}
     eager, expected = learnt(algo, "eager", "cpu", **knobs)
     fast, found = learnt(algo, mode, device, **knobs)

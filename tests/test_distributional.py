@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,22 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.c51 import C51, C51Config, cross_entropy, projected
+from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.algorithms.iqn import IQN, IQNConfig
 from rl_training.algorithms.qrdqn import QRDQN, QRDQNConfig, quantile_huber_loss
 from rl_training.algorithms.random_shift import random_shift
 from rl_training.algorithms.update_noise import uniform_of
+from rl_training.algorithms.vdn import VDNConfig
 from rl_training.errors import ConfigError
+from rl_training.models.custom import CustomQNetwork
+from rl_training.models.encoders import EncoderConfig
 from rl_training.models.iqn_network import IQNNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.noisy_mlp import NoisyMLP
+from rl_training.models.user_class import UserClass
 from rl_training.models.value_distributions import Atoms, Quantiles
-from rl_training.types import ActionSpec, ArraySpec, ObsSpec
+from rl_training.runtime.actors import EpsilonGreedyActor
+from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Progress
 
 OBS = ObsSpec({"": ArraySpec((2,), "float32")})
 ACTION = ActionSpec("discrete", (), "int64", nvec=(3,), start=(0,))
@@ -37,17 +44,15 @@ def network(kind: str, **settings: Any) -> Any:
 
 
 def learner(kind: str, **knobs: Any) -> Any:
-    own: dict[str, Any] = {
-        "qrdqn": {"num_quantiles": 4},
-        "c51": {"v_min": -2.0, "v_max": 2.0, "num_atoms": 5},
-        "iqn": {"num_quantiles": 3, "num_target_quantiles": 6},
-    }[kind]
-    config, cls = {"qrdqn": (QRDQNConfig, QRDQN), "c51": (C51Config, C51), "iqn": (IQNConfig, IQN)}[
-        kind
-    ]
-    settings: Any = config(hidden_sizes=(8,), batch_size=2, **own, **knobs)  # type: ignore[operator]
+    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "qrdqn": (QRDQNConfig, QRDQN, {"num_quantiles": 4}),
+        "c51": (C51Config, C51, {"v_min": -2.0, "v_max": 2.0, "num_atoms": 5}),
+        "iqn": (IQNConfig, IQN, {"num_quantiles": 3, "num_target_quantiles": 6}),
+    }
+    config, cls, own = kinds[kind]
+    settings = config(hidden_sizes=(8,), batch_size=2, **own, **knobs)
     model = network(kind, dueling=settings.dueling, noisy=settings.noisy)
-    made: Any = cls(model, settings)  # type: ignore[operator]
+    made: Any = cls(model, settings)
     with torch.no_grad():
         for parameter in made.target.module.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -86,7 +91,8 @@ def test_quantile_huber_loss_equals_that_of_sb3_contrib() -> None:
     generator = torch.Generator().manual_seed(0)
     targets = 2 * torch.randn(6, 7, generator=generator)
     fractions = (torch.arange(5) + 0.5) / 5
-    found, expected = [], []
+    found: list[Any] = []
+    expected: list[Any] = []
     for results, loss in (
         (found, lambda q: quantile_huber_loss(q, targets, fractions).mean()),
         (expected, lambda q: theirs(q, targets, sum_over_quantiles=True)),
@@ -169,7 +175,7 @@ def test_loss_of_a_batch_by_hand(kind: str, double: bool) -> None:
     target, support = made.target.module, torch.linspace(-2, 2, 5)
     fractions: dict[str, Tensor] = {}
     if kind == "iqn":
-        first, second = uniform_of(batch["noise"]).split([6, 12])
+        first, second = torch.split(uniform_of(batch["noise"]), [6, 12])
         fractions = {"online": first.view(2, 3), "target": second.view(2, 6)}
 
     def numbers(model: Any, obs: Tensor, name: str) -> Tensor:
@@ -259,9 +265,10 @@ def test_noisy_layers_equal_noise_in_the_weights() -> None:
     assert net.noise_size == 3 + 4 + 4 + 2
     x, noise = torch.randn(5, 3), torch.randn(13)
     scaled = noise.sign() * noise.abs().sqrt()
-    parts = scaled.split([3, 4, 4, 2])
+    parts = torch.split(scaled, [3, 4, 4, 2])
     expected: Any = x
-    for i, (mean, scale) in enumerate(zip(net.layers, net.scales, strict=True)):
+    layers: Any = zip(net.layers, net.scales, strict=True)
+    for i, (mean, scale) in enumerate(layers):
         assert scale.weight.unique().tolist() == pytest.approx([0.5 / mean.in_features**0.5])
         inner, outer = parts[2 * i : 2 * i + 2]
         weight = mean.weight + scale.weight * torch.outer(outer, inner)
@@ -281,18 +288,18 @@ def test_each_network_of_an_update_has_noise_of_its_own(kind: str) -> None:
             for name, parameter in model.named_parameters():
                 if "scales" in name:
                     parameter.fill_(2.0)
-    losses = [float(made.loss(batch)["loss"])]
+    losses = [made.loss(batch)["loss"].item()]
     for name in ("online", "target", "chooser"):
         for seed in range(20):
             changed = {**batch, "noise": batch["noise"].clone()}
             torch.manual_seed(seed)
             part = made.noise.of(changed)[name]
             part.copy_(torch.randn_like(part))
-            losses.append(float(made.loss(changed)["loss"]))
+            losses.append(made.loss(changed)["loss"].item())
             if losses[-1] != losses[0]:
                 break
         assert losses[-1] != losses[0], name
-    assert float(made.loss(batch)["loss"]) == losses[0]
+    assert made.loss(batch)["loss"].item() == losses[0]
 
 
 # -- random shifts ---------------------------------------------------------------------------------
@@ -304,7 +311,7 @@ def test_shifted_images_are_windows_of_the_padded_ones() -> None:
     normal = torch.randn(40, 2, generator=generator)
     shifted = random_shift(images, normal, 2)
     padded = torch.nn.functional.pad(images.float(), (2, 2, 2, 2), mode="replicate")
-    edges = torch.floor(torch.distributions.Normal(0, 1).cdf(normal) * 5).int()
+    edges = torch.floor(torch.special.ndtr(normal) * 5).int()
     assert {tuple(edge) for edge in edges[:, 0:1].tolist()} == {(i,) for i in range(5)}
     for row, (top, left) in enumerate(edges.tolist()):
         window = padded[row, :, top : top + 6, left : left + 7]
@@ -317,3 +324,92 @@ def test_shifted_images_are_windows_of_the_padded_ones() -> None:
 def test_shifts_need_images() -> None:
     with pytest.raises(ConfigError, match=r"random_shift.*have none"):
         learner("c51", random_shift=4)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_updates_learn_from_shifted_images_alone(double: bool) -> None:
+    """Those before and after a transition move independently; vectors and masks stay."""
+    leaves = {"camera": ArraySpec((2, 36, 36), "uint8"), "x": ArraySpec((3,), "float32")}
+    torch.manual_seed(0)
+    encoder = EncoderConfig(feature_size=8)
+    model = MLPQNetwork(ObsSpec(leaves), ACTION, **SIZES, encoder=encoder)
+    config = DQNConfig(batch_size=2, double=double, random_shift=3)
+    shifting, plain = DQN(model, config), DQN(model, dataclasses.replace(config, random_shift=0))
+    batch = batch_for(shifting)
+    assert plain.noise_shape is None
+    before, after = batch["noise"].view(2, 2, 2)
+    moved = dict(batch)
+    for name, normal in (("obs", before), ("next_obs", after)):
+        images = torch.randint(0, 255, (2, 2, 36, 36), dtype=torch.uint8)
+        vectors = torch.randn(2, 3)
+        batch[name] = {"camera": images, "x": vectors}
+        moved[name] = {"camera": random_shift(images, normal, 3), "x": vectors}
+    found, expected, unmoved = shifting.loss(batch), plain.loss(moved), plain.loss(batch)
+    assert torch.equal(found["td_errors"], expected["td_errors"])
+    assert not torch.equal(found["td_errors"], unmoved["td_errors"])
+
+
+def test_noise_explores_in_place_of_epsilon_and_not_in_evaluation() -> None:
+    config = C51Config(noisy=True, learning_starts=10)
+    assert [config.exploration(Progress(step, 100)) for step in (9, 10, 99)] == [1.0, 0.0, 0.0]
+    model = network("c51", noisy=True, dueling=True)
+    obs = torch.randn(200, 2).numpy()
+    cpu = torch.device("cpu")
+
+    def actions(seed: int, *, perturbed: bool) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        actor = EpsilonGreedyActor(model, lambda _: 0.0, generator, cpu, perturbed=perturbed)
+        return [actor.act(obs, Progress(0, 1))[0].tolist() for _ in range(2)]
+
+    greedy = model.q_values(torch.from_numpy(obs)).argmax(-1).tolist()
+    assert actions(0, perturbed=False) == [greedy, greedy]
+    first, second = actions(0, perturbed=True)
+    assert first != second  # every step has noise of its own
+    assert [first, second] == actions(0, perturbed=True)
+    assert first not in (greedy, actions(1, perturbed=True)[0])
+    rows = EpsilonGreedyActor(model, lambda _: 0.0, torch.Generator(), cpu)
+    same_obs = np.repeat(obs[:1], 400, 0)
+    assert len({*rows.act(same_obs, Progress(0, 1))[0].tolist()}) > 1  # and so has every row
+
+
+# -- what else is supported ------------------------------------------------------------------------
+
+
+class OwnNetwork(torch.nn.Module):
+    """A network of the user's own."""
+
+    def __init__(self, obs_spec: ObsSpec, num_outputs: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(obs_spec.leaves[""].size, num_outputs)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(obs)
+        return outputs
+
+
+def test_a_network_of_the_users_own_computes_the_numbers_of_each_action_in_turn() -> None:
+    own = UserClass(OwnNetwork, {}, "algo_kwargs.network")
+    model = CustomQNetwork(OBS, ACTION, own, distribution=Quantiles(4))
+    obs = torch.randn(5, 2)
+    expected = model.network(obs).view(5, 3, 4)
+    torch.testing.assert_close(model.returns(obs)[0], expected)
+    torch.testing.assert_close(model.q_values(obs), expected.mean(-1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IQNConfig(network="module:Class"), "network.*take an 'encoder' instead"),
+        (lambda: C51Config(network="module:Class", noisy=True), "noisy.*has no effect"),
+        (lambda: VDNConfig(noisy=True), "noisy.*idqn has it"),
+        (lambda: VDNConfig(random_shift=4), "random_shift.*idqn has it"),
+        (lambda: C51Config(v_min=1.0, v_max=1.0), "v_max.*above v_min"),
+        (lambda: C51Config(num_atoms=1), "num_atoms.*at least 2"),
+        (lambda: QRDQNConfig(num_quantiles=0), "num_quantiles.*at least 1"),
+        (lambda: IQNConfig(num_target_quantiles=0), "num_target_quantiles.*at least 1"),
+        (lambda: DQNConfig(random_shift=-1), "random_shift.*zero or more"),
+    ],
+)
+def test_settings_without_sense_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

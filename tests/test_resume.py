@@ -121,6 +121,8 @@ def test_killed_and_resumed_equals_never_stopped(
     ("algo", "knobs"),
     [
         ("qmix", {"prioritized": True, "normalize_obs": True}),
+        ("c51", {"gradient_steps": 0.7}),  # with noise in its weights
+        pytest.param("iqn", {"noisy": True}, marks=pytest.mark.full),
         pytest.param(
             "idqn", {"policies": "separate", "gradient_steps": 0.7}, marks=pytest.mark.full
         ),

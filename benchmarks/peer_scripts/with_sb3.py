@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 CLASSES = {
     "ppo": "PPO",
     "dqn": "DQN",
+    "qrdqn": "QRDQN",
     "sac": "SAC",
     "td3": "TD3",
     "recurrent_ppo": "RecurrentPPO",
@@ -26,7 +27,7 @@ RENAMED = {
     "target_update_interval_steps": "target_update_interval",
 }
 NOT_PASSED = {"hidden_sizes", "num_minibatches", "exploration_noise", "lstm_size"}
-NOT_PASSED |= {"sequence_length"}
+NOT_PASSED |= {"sequence_length", "num_quantiles"}
 
 
 def arguments(request: Request, env: DummyVecEnv) -> dict[str, Any]:
@@ -35,6 +36,8 @@ def arguments(request: Request, env: DummyVecEnv) -> dict[str, Any]:
     passed = {RENAMED.get(k, k): v for k, v in given.items() if k not in NOT_PASSED}
     layers = list(given["hidden_sizes"])
     passed["policy_kwargs"] = {"net_arch": layers}
+    if "num_quantiles" in given:
+        passed["policy_kwargs"]["n_quantiles"] = given["num_quantiles"]
     if "num_minibatches" in given:
         passed["batch_size"] = request.minibatch
     if "exploration_noise" in given:

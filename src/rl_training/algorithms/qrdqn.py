@@ -39,19 +39,23 @@ def quantile_huber_loss(quantiles: Tensor, targets: Tensor, fractions: Tensor) -
         loss = sum_i mean_j abs( t_i - 1{u_ij < 0} ) huber(u_ij)
         huber(x) = x^2/2 where abs(x) < 1, else abs(x) - 1/2
 
-    ``quantiles`` is (rows, n), ``targets`` (rows, m), ``fractions`` (n) or (rows, n). The gradient
-    is computed with the loss, since that of each pair need not be kept: it is -abs(...) clip(u_ij).
+    ``quantiles`` is (rows, n), ``targets`` (rows, m), ``fractions`` (n) or (rows, n). Nothing of
+    the n m pairs is kept for the backward pass: the loss is computed with its gradient, which is
+    - mean_j abs( t_i - 1{u_ij < 0} ) clip(u_ij, -1, 1). Errors above and below 0 are summed apart,
+    since each kind has one weight for all j.
     """
-    below, above = 1 - fractions.unsqueeze(-1), fractions.unsqueeze(-1)
     with torch.no_grad():
         errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)
-        slopes = errors.clamp(-1, 1)
-        weighted = torch.where(errors < 0, below, above) * slopes
-        values = (weighted * (errors - 0.5 * slopes)).mean(-1).sum(-1)
-        slopes = weighted.mean(-1)
-    # The value of the loss and, as a function of the quantiles, its gradient.
+        above = errors.clamp(0, 1)
+        slopes = fractions * above.mean(-1)
+        # huber(u) = c (u - c/2) with c = clip(u, -1, 1). In place: there are many pairs.
+        values = fractions * above.mul_(errors.sub(above, alpha=0.5)).mean(-1)
+        below = errors.clamp(-1, 0)
+        slopes += (1 - fractions) * below.mean(-1)
+        values += (1 - fractions) * below.mul_(errors.sub_(below, alpha=0.5)).mean(-1)
+    # The value of the loss; as a function of the quantiles it has the gradient above.
     linear = (slopes * quantiles).sum(-1)
-    return values - (linear - linear.detach())
+    return values.sum(-1) - (linear - linear.detach())
 
 
 class QRDQN(DistributionalDQN):
