@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.acceleration import Acceleration
-from rl_training.algorithms.dqn import DQN, DQNConfig
+from rl_training.algorithms.dqn import DQN, DQNSettings
 
 
 def returns_of(actions: Tensor, outputs: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class DistributionalDQN(DQN):
     def __init__(
         self,
         model: Any,
-        config: DQNConfig,
+        config: DQNSettings,
         *,
         acceleration: Acceleration = "eager",
         **shards: Any,
