@@ -103,6 +103,7 @@ REPEATED = (
     "test_torchrun.py::test_a_failure_of_one_rank_ends_all[reset]",
     "test_torchrun.py::test_a_failure_of_one_rank_ends_all[nan]",
     "test_workers.py::test_closing_does_not_wait_for_an_environment_that_never_closes",
+    "test_device_source.py::test_graphs_that_run_no_python_compute_the_same[td3]",
     "test_pause.py::test_interrupted_anywhere_it_ends_the_same[awac]",
     "test_pause.py::test_interrupted_anywhere_it_ends_the_same[rebrac]",
     "test_pause.py::test_interrupted_anywhere_it_ends_the_same[td3_bc]",

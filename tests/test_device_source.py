@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import MakeConfig, any_env
+from recorded_graph import RecordedGraph
 from rl_training import PPO, SAC, train_ppo, train_sac
 from rl_training.config import TrainConfig
 from rl_training.data.device_rollout import DeviceRollout
@@ -225,6 +226,43 @@ def test_rollouts_and_epochs_as_one_function_are_the_same_step_by_step(
     assert_same_run(*runs)
     epochs = [row["losses/epochs"] for row in metric_rows(runs[0]) if "losses/epochs" in row]
     assert (min(epochs) < 4) == bool(settings)
+
+
+def in_graphs(trainer: Any) -> Any:
+    """Record and replay what would be captured as CUDA graphs."""
+    source, learner = trainer.source, trainer.learner
+    source.collects_whole = True
+    for name in ("_one", "_whole"):
+        setattr(source, name, RecordedGraph(getattr(source, name)))
+    if hasattr(trainer, "replay"):
+        updates = learner._updates
+
+        def recorded() -> Any:
+            return {key: RecordedGraph(one) for key, one in updates().items()}
+
+        learner._updates = recorded
+        learner._run = recorded()
+        return trainer
+    learner.learns_whole = True
+    for name in ("_evaluate_all", "_run_epochs", "_run_update", "_run_auxiliary"):
+        if hasattr(learner, name):
+            setattr(learner, name, RecordedGraph(getattr(learner, name)))
+    return trainer
+
+
+@pytest.mark.parametrize("algo", ON_DEVICE)
+def test_graphs_that_run_no_python_compute_the_same(algo: str, make_config: MakeConfig) -> None:
+    """The numbers that graphs read from the host must not change between calls."""
+    constant = {"lr_schedule": "constant"}  # a tensor on CUDA
+    settings = {**constant, "total_timesteps": 2 * KNOBS[algo].get("total_timesteps", 320)}
+    runs = []
+    for prepare in (in_graphs, lambda trainer: trainer):
+        trainer = ExperimentManager.setup(config_for(make_config, algo, **settings))
+        runs.append(prepare(trainer).train().run_dir)
+        if len(runs) == 1:
+            assert RecordedGraph.replays > 10
+            RecordedGraph.replays = 0
+    assert_same_run(*runs)
 
 
 def test_epochs_as_one_function_can_be_stopped_before(make_config: MakeConfig) -> None:

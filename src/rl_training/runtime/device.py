@@ -80,6 +80,8 @@ def pick_acceleration(
     knobs = config.algo_kwargs
     if device.type != "cuda":
         return "eager", f"there are no CUDA graphs on {device.type}"
+    if not capturable:  # a simulator may use the GPU while updates are captured
+        return "eager", "the environment is not capturable"
     if config.deterministic and "cudagraph" not in EXACT_ACCELERATIONS["cuda"]:
         return "eager", "deterministic: its resume is exact"
     if "cudagraph" not in find_entry(config.algo).accelerations:
@@ -88,8 +90,7 @@ def pick_acceleration(
         return "eager", "a network of your own may draw random numbers"
     if importlib.util.find_spec("triton") is None or not any(map(shutil.which, _C_COMPILERS)):
         return "eager", "cudagraph needs Triton and a C compiler"
-    parts = "steps and updates" if capturable else "updates"
-    return "cudagraph", f"{parts} are launched as CUDA graphs"
+    return "cudagraph", "steps and updates are launched as CUDA graphs"
 
 
 _C_COMPILERS = ("cc", "gcc", "clang")
