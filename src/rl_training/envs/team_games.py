@@ -140,7 +140,7 @@ def without_checks(env: Any) -> Any:
     """Return an environment without the outermost `_CHECKS`.
 
     Games call an environment in order and with actions in its range, and each attribute of a game
-    of turns, which every step reads often, would pass through all of them: a third of the time of a
+    of turns, which every step reads often, would pass through all of them: a fifth of the time of a
     step of connect four.
     """
     while _is_own(env, "pettingzoo.utils.wrappers.", *_CHECKS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +76,7 @@ class ColumnGameNetwork(nn.Module):
 
 def _linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
     """Return an orthogonally initialised layer, as is usual for policy gradients."""
-    layer: Any = nn.Linear(inputs, outputs)
+    layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
-    return layer  # type: ignore[no-any-return]
+    return layer
