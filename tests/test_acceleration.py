@@ -65,7 +65,7 @@ def feed(replay: ReplayBuffer, algo: str, steps: int, rng: np.random.Generator) 
             (),
         )
         spec = ACTIONS[algo]
-        action = rng.uniform(-1, 1, (2, *spec.shape))
+        action: Any = rng.uniform(-1, 1, (2, *spec.shape))
         if spec.kind == "discrete":
             action = rng.integers(3, size=2)
         replay.add(obs, action, {}, step)
