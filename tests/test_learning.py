@@ -58,6 +58,16 @@ def test_dqn_cartpole(tmp_path: Path) -> None:
     assert min(returns) >= 400
 
 
+def test_pqn_cartpole(tmp_path: Path) -> None:
+    returns = final_returns("pqn/cartpole", tmp_path)
+    assert sum(returns) / len(returns) >= 490
+
+
+def test_pqn_acrobot(tmp_path: Path) -> None:
+    returns = final_returns("pqn/acrobot", tmp_path)
+    assert sum(returns) / len(returns) >= -85
+
+
 def test_ppo_pendulum(tmp_path: Path) -> None:
     returns = final_returns("ppo/pendulum", tmp_path)
     assert sum(returns) / len(returns) >= -250
