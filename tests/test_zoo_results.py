@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import ONLINE
+from conftest import NOT_MEASURED, ONLINE
 from rl_training.cli import main
 from rl_training.config import presets_dir
 from rl_training.errors import ConfigError
@@ -168,7 +168,7 @@ def test_every_algorithm_has_results_on_classic_control_and_box2d() -> None:
     for name in ("classic", "box2d"):
         benchmark, results = kept(name)
         algos = {benchmark.config(entry).algo for entry in benchmark.entries}
-        assert algos == set(ONLINE)
+        assert algos == set(ONLINE) - NOT_MEASURED
         assert all(results.of(entry.preset) for entry in benchmark.entries)
 
 
