@@ -116,8 +116,8 @@ def test_all_files_agree_with_predict(
 @pytest.mark.parametrize(
     ("algo", "action", "memory", "name"),
     [
-        ("sac", "bounded Box", "gru", "onnx"),
-        pytest.param("td3", "bounded Box", "lstm", "torch", marks=pytest.mark.full),
+        ("sac", "bounded Box", "gru", "torch"),
+        pytest.param("td3", "bounded Box", "lstm", "onnx", marks=pytest.mark.full),
         pytest.param("ppg", "Discrete", "gru", "torch", marks=pytest.mark.full),
         pytest.param("a2c", "MultiDiscrete", "gru", "onnx", marks=pytest.mark.full),
         pytest.param("dqn", "Discrete", "gru", "onnx", marks=pytest.mark.full),
