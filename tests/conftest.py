@@ -49,8 +49,36 @@ QUICK_KNOBS["sac_discrete"] = QUICK_KNOBS["sac"]
 for _offline in ("bc", "td3_bc", "iql", "cql", "rebrac", "awac"):
     QUICK_KNOBS[_offline] = {"batch_size": 32, "hidden_sizes": [32, 32]}
 
+MEMORY_KNOBS: dict[str, dict[str, Any]] = {
+    "ppo": {"lstm_size": 16},
+    "a2c": {"lstm_size": 16, "sequence_length": 8},
+    "ppg": {"lstm_size": 16, "sequence_length": 16, "num_aux_minibatches": 4},
+    **{algo: {"lstm_size": 16, "batch_sequences": 8} for algo in ("dqn", "sac", "td3")},
+}
+WITH_MEMORY = ["ppo+gru", "a2c+gru", "ppg+lstm", "dqn+gru", "sac+lstm", "td3+gru"]
+"""Algorithms and values of their setting ``memory``, as `make_config` takes them."""
+
 REPEATED = (
     "test_acceleration.py::test_modes_agree_after_eight_updates[sac_discrete-compile",
+    # RecurrentPPO and DRQN are PPO and DQN with memory, and SAC and TD3 share what is recurrent.
+    "test_determinism.py::test_same_seed_same_run_and_another_seed_another_run[ppo+gru]",
+    "test_determinism.py::test_same_seed_same_run_and_another_seed_another_run[a2c+gru]",
+    "test_determinism.py::test_same_seed_same_run_and_another_seed_another_run[ppg+lstm]",
+    "test_determinism.py::test_same_seed_same_run_and_another_seed_another_run[dqn+gru]",
+    "test_determinism.py::test_same_seed_same_run_and_another_seed_another_run[sac+lstm]",
+    "test_determinism.py::test_same_seed_same_run_and_another_seed_another_run[td3+gru]",
+    "test_resume.py::test_every_algorithm_stops_and_resumes_exactly[ppo+gru]",
+    "test_resume.py::test_every_algorithm_stops_and_resumes_exactly[dqn+gru]",
+    "test_resume.py::test_every_algorithm_stops_and_resumes_exactly[sac+lstm]",
+    "test_pause.py::test_interrupted_anywhere_it_ends_the_same[ppo+gru]",
+    "test_pause.py::test_interrupted_anywhere_it_ends_the_same[a2c+gru]",
+    "test_pause.py::test_interrupted_anywhere_it_ends_the_same[dqn+gru]",
+    "test_pause.py::test_interrupted_anywhere_it_ends_the_same[td3+gru]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[ppo+gru]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[a2c+gru]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[ppg+lstm]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[dqn+gru]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[td3+gru]",
     "test_atari_dqn_trainer_smoke.py::test_killed_and_resumed_equals_never_stopped[native",
     "test_atari_envs.py::test_games_come_back_bit_for_bit[async-60]",
     "test_atari_envs.py::test_no_ops_and_seeds_make_games_differ_and_repeat[sync]",
@@ -156,12 +184,17 @@ NOT_MEASURED = {"qrdqn", "c51", "iqn"}
 
 def takes_discrete(algo: str) -> bool:
     """Whether an algorithm is tried on discrete actions, or on continuous ones."""
-    return "Discrete" in ALGORITHMS[algo].actions
+    return "Discrete" in ALGORITHMS[plain(algo)].actions
+
+
+def plain(algo: str) -> str:
+    """The name of an algorithm without its memory."""
+    return algo.partition("+")[0]
 
 
 def any_env(algo: str) -> str:
     """A real environment that an algorithm can be trained on."""
-    if ALGORITHMS[algo].multi_agent:
+    if ALGORITHMS[plain(algo)].multi_agent:
         return "pettingzoo:mpe2/simple_spread_v3"
     return "CartPole-v1" if takes_discrete(algo) else "Pendulum-v1"
 
@@ -257,12 +290,16 @@ def recorded_data(tmp_path_factory: pytest.TempPathFactory) -> RecordedData:
 def make_config(tmp_path: Path, recorded_data: RecordedData) -> MakeConfig:
     """A quick, quiet config; keywords replace fields and algorithm knobs alike.
 
+    The name of an algorithm may end with a memory: "sac+lstm".
+
     An algorithm that learns from a dataset alone gets one, and as many updates as others get
     ``total_timesteps``, unless ``dataset`` is given.
     """
 
     def make(**overrides: Any) -> TrainConfig[Any]:
-        algo = overrides.pop("algo", "ppo")
+        algo, _, memory = overrides.pop("algo", "ppo").partition("+")
+        if memory:
+            overrides = {"memory": memory, **MEMORY_KNOBS[algo], **overrides}
         total: dict[str, Any] = {"total_timesteps": overrides.pop("total_timesteps", 512)}
         if "total_updates" in overrides:
             total = {"total_updates": overrides.pop("total_updates")}

@@ -17,7 +17,7 @@ from rl_training.envs import EnvFn
 from rl_training.eval import make_eval_env
 from rl_training.experiment.registry import ALGORITHMS
 from rl_training.models.observing import update_normalizers
-from rl_training.registry import DICT, IMAGE, VECTOR, get_spec
+from rl_training.registry import DICT, IMAGE, VECTOR, spec_of
 from rl_training.runtime.assembly import build_algorithm
 from rl_training.runtime.policy import TrainedPolicy
 from rl_training.types import ACTION_MASK, Rows
@@ -160,10 +160,12 @@ def env_of(case: Case) -> EnvFn:
     return lambda: Noise(case)
 
 
-def make_config(case: Case, **settings: Any) -> TrainConfig[Any]:
+def make_config(case: Case, memory: str | None = None, **settings: Any) -> TrainConfig[Any]:
     entry = ALGORITHMS[case.algo]
     names = {field.name for field in dataclasses.fields(algo_config_type(case.algo))}
-    knobs: dict[str, Any] = {"hidden_sizes": (16, 8), "lstm_size": 6, "dueling": True}
+    knobs: dict[str, Any] = {"hidden_sizes": (16, 8), "lstm_size": 6, "dueling": memory is None}
+    if memory is not None:
+        knobs["memory"] = memory
     if IMAGE in entry.observations:
         knobs["feature_size"] = 12
     data = {} if entry.online else {"dataset": "nowhere", "total_updates": 1}
@@ -195,5 +197,5 @@ def make_policy(case: Case, **settings: Any) -> TrainedPolicy:
             parameter.add_(noise * min(0.3, inputs**-0.5))
         count = len(tree_leaves(rows)[0])
         update_normalizers(learner.module, Rows(rows, torch.ones(count, dtype=torch.bool)))
-    chosen = get_spec(case.algo)
+    chosen = spec_of(config)
     return chosen.policy(chosen, config, learner, spec, action, torch.device("cpu"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import MakeConfig
+from conftest import WITH_MEMORY, MakeConfig
 from rl_training.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import ALGORITHMS
@@ -22,7 +22,7 @@ def weights(config: TrainConfig[Any]) -> dict[str, torch.Tensor]:
     return model
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", [*ALGORITHMS, *WITH_MEMORY])
 def test_same_seed_same_run_and_another_seed_another_run(
     algo: str, make_config: MakeConfig
 ) -> None:

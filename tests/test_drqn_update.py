@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from conftest import MakeConfig
-from rl_training.algorithms.drqn import DRQN, DRQNConfig, drqn_loss, sequence_targets
+from rl_training.algorithms.drqn import DRQN, DRQNConfig, drqn_loss
+from rl_training.algorithms.sequence_replay import sequence_targets
 from rl_training.errors import ConfigError
 from rl_training.models.recurrent import LSTMQNetwork
 from rl_training.types import ACTION_MASK, ActionSpec, ArraySpec, ObsSpec

@@ -116,8 +116,28 @@ def test_all_files_agree_with_predict(
         check_file(case, name, stochastic, tmp_path / "made")
 
 
-def check_file(case: Case, name: Any, stochastic: bool, folder: Path) -> None:
-    policy = make_policy(case)
+@pytest.mark.parametrize(
+    ("algo", "action", "memory", "name"),
+    [
+        ("sac", "bounded Box", "gru", "torch"),
+        pytest.param("td3", "bounded Box", "lstm", "onnx", marks=pytest.mark.full),
+        pytest.param("ppg", "Discrete", "gru", "torch", marks=pytest.mark.full),
+        pytest.param("a2c", "MultiDiscrete", "gru", "onnx", marks=pytest.mark.full),
+        pytest.param("dqn", "Discrete", "gru", "onnx", marks=pytest.mark.full),
+    ],
+)
+def test_files_of_policies_with_memory(
+    algo: str, action: str, memory: str, name: Any, tmp_path: Path
+) -> None:
+    for number, observation in enumerate((VECTOR,) if algo == "sac" else (VECTOR, DICT)):
+        folder = tmp_path / str(number) / "made"
+        check_file(Case(algo, action, observation), name, True, folder, memory)
+
+
+def check_file(
+    case: Case, name: Any, stochastic: bool, folder: Path, memory: str | None = None
+) -> None:
+    policy = make_policy(case, memory=memory)
     made = export_policy(
         policy, folder, name, stochastic=stochastic, env_fn=env_of(case), needs_env=True
     )
@@ -135,7 +155,7 @@ def check_file(case: Case, name: Any, stochastic: bool, folder: Path) -> None:
         assert outputs["action.more.0"]["path"] == ["more", 0]
         assert outputs["action.force"]["shape"] == ["batch", 2, 1]
         assert not drawn or inputs["noise.force"]["distribution"] == "normal"
-    assert ("state" in inputs) == (case.algo in ("recurrent_ppo", "drqn"))
+    assert ("state" in inputs) == (case.algo in ("recurrent_ppo", "drqn") or memory is not None)
     if case.observation in (DICT, MASKED):
         assert inputs["observation.inner.0"]["path"] == ["inner", 0]
         assert inputs["observation.inner.0"]["dtype"] == "int64"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conftest import MakeConfig, write_random_episodes
+from conftest import WITH_MEMORY, MakeConfig, plain, write_random_episodes
 from export_cases import NoiseTeam
 from probe_envs import Rooms
 from rl_training.api import managed_class
@@ -40,6 +40,9 @@ def _cases() -> list[Any]:
             slow = form != "Dict" and algo not in quick
             marks = [pytest.mark.full] if slow else []
             cases.append(pytest.param(Case(algo, form), id=f"{algo}-{form}", marks=marks))
+    for algo in (one for one in WITH_MEMORY if ALGORITHMS[plain(one)].masks):
+        marks = [] if algo.startswith("ppg") else [pytest.mark.full]
+        cases.append(pytest.param(Case(algo, "Dict"), id=f"{algo}-Dict", marks=marks))
     return cases
 
 
@@ -58,7 +61,7 @@ def test_an_illegal_action_is_never_taken(
     """In training, evaluation and `predict`, before and after a resume."""
     tried: list[Any] = []
     monkeypatch.setattr(Rooms, "TRIED", tried)
-    entry, doors = ALGORITHMS[case.algo], DOORS[case.form]
+    entry, doors = ALGORITHMS[plain(case.algo)], DOORS[case.form]
     settings: dict[str, Any] = {"feature_size": 16} if case.form == "image" else {}
     env_fn: Any = None
     if entry.multi_agent:
@@ -84,7 +87,7 @@ def test_an_illegal_action_is_never_taken(
 
 def _predict(case: Case, run_dir: Path, env: Rooms) -> None:
     """Play with `predict`, greedy and sampling, with the memory of a recurrent policy."""
-    model: Any = managed_class(case.algo).load(run_dir)
+    model: Any = managed_class(plain(case.algo)).load(run_dir)
     for deterministic in (True, False):
         (obs, _), state = env.reset(seed=3), None
         for _ in range(4 * Rooms.LENGTH):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import MakeConfig
-from rl_training import A2C, PPO, RecurrentPPO
+from rl_training import A2C, DQN, DRQN, PPO, RecurrentPPO
 from rl_training.algorithms.a2c import A2CConfig
 from rl_training.config import algo_config_type
 from rl_training.errors import ConfigError
@@ -37,6 +37,18 @@ def test_ppo_with_memory_is_recurrent_ppo_bit_for_bit(memory: str) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_dqn_with_memory_is_drqn_bit_for_bit(memory: str) -> None:
+    settings: dict[str, Any] = {
+        **QUIET, "memory": memory, "learning_starts": 64, "train_freq": 4, "n_step": 2,
+        "batch_sequences": 4, "buffer_size": 400, "double": True,
+    }  # fmt: skip
+    ours = weights_after(DQN("CartPole-v1", batch_size=3, **settings))
+    theirs = weights_after(DRQN("CartPole-v1", **settings))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_registry_declares_what_a_config_accepts(name: str) -> None:
     declared, kind = ALGORITHMS[name].memory, algo_config_type(name)
@@ -50,11 +62,17 @@ def test_a2c_learns_from_whole_sequences(make_config: MakeConfig) -> None:
     """Its only batch has every step of the rollout once, and the states that acted."""
     config = make_config(algo="a2c", memory="gru", lstm_size=8, num_steps=12, sequence_length=4)
     trainer: Any = ExperimentManager.setup(config)
-    rollout, learner, given = trainer.buffer, trainer.learner, []
+    rollout, learner = trainer.buffer, trainer.learner
+    given: list[Any] = []
     rollout.reset()
     trainer.source.collect(rollout, 12, START)
     real = learner.update
-    learner.update = lambda *batches: given.append(batches[0]) or real(*batches)
+
+    def update(*batches: Any) -> Any:
+        given.append(batches[0])
+        return real(*batches)
+
+    learner.update = update
     learner.learn(rollout, START)
     ((batch,),) = (given,)
     assert batch["mask"].sum() == 12 * config.num_envs

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from conftest import MakeConfig
+from conftest import WITH_MEMORY, MakeConfig, plain
 from rl_training.checkpointing import load_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
@@ -80,7 +80,7 @@ def finish(result: TrainResult, interruptions: Interruptions, gap: int) -> Train
 
 def small(make_config: MakeConfig, algo: str, **overrides: Any) -> TrainConfig[Any]:
     settings = {"total_timesteps": 384, "eval_interval": 128, "checkpoint_interval": 0}
-    if algo in ("ppo", "ppg", "recurrent_ppo"):
+    if plain(algo) in ("ppo", "ppg", "recurrent_ppo"):
         settings["num_steps"] = 32
     if algo == "recurrent_ppo":
         settings["sequence_length"] = 16
@@ -89,7 +89,7 @@ def small(make_config: MakeConfig, algo: str, **overrides: Any) -> TrainConfig[A
     return make_config(algo=algo, **{**settings, **overrides})
 
 
-@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+@pytest.mark.parametrize("algo", [*sorted(ALGORITHMS), *WITH_MEMORY])
 def test_interrupted_anywhere_it_ends_the_same(
     algo: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ONLINE, MakeConfig, probe, takes_discrete
+from conftest import ONLINE, WITH_MEMORY, MakeConfig, plain, probe, takes_discrete
 from rl_training.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import ALGORITHMS
@@ -63,6 +63,13 @@ KNOBS["drqn"] = {
 }
 
 
+_SEQUENCES = {"batch_sequences": 32, "sequence_length": 4, "burn_in": 1}
+MEMORY: dict[str, dict[str, Any]] = {
+    **{algo: {"lstm_size": 32, "sequence_length": 8} for algo in ("ppo", "a2c", "ppg")},
+    **{algo: {"lstm_size": 32, **_SEQUENCES} for algo in ("dqn", "sac", "td3")},
+}
+
+
 def train(make_config: MakeConfig, algo: str, env: str, **overrides: Any) -> Trainer:
     config: TrainConfig[Any] = make_config(
         algo=algo,
@@ -70,7 +77,13 @@ def train(make_config: MakeConfig, algo: str, env: str, **overrides: Any) -> Tra
         eval_episodes=20,
         learning_rate=3e-3,
         gamma=0.9,
-        **{"total_timesteps": 8192, **probe(algo, env), **KNOBS[algo], **overrides},
+        **{
+            "total_timesteps": 8192,
+            **probe(algo, env),
+            **KNOBS[plain(algo)],
+            **(MEMORY[plain(algo)] if "+" in algo else {}),
+            **overrides,
+        },
     )
     trainer = ExperimentManager.setup(config)
     trainer.train()
@@ -125,7 +138,7 @@ def test_value_of_a_delayed_reward_is_discounted(algo: str, make_config: MakeCon
     assert found == pytest.approx([0.9, 1.0], abs=0.05)
 
 
-@pytest.mark.parametrize("algo", ONLINE)
+@pytest.mark.parametrize("algo", [*ONLINE, *WITH_MEMORY])
 def test_policy_that_depends_on_the_observation(algo: str, make_config: MakeConfig) -> None:
     trainer = train(make_config, algo, "MatchObservation")
     assert trainer.metrics["eval/return_min"] == 1.0

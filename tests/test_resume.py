@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import MakeConfig
+from conftest import WITH_MEMORY, MakeConfig
 from rl_training.checkpointing import find_checkpoint, load_checkpoint, save_checkpoint
 from rl_training.config import TrainConfig
 from rl_training.errors import CheckpointError
@@ -167,7 +167,7 @@ class StopAt(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", [*ALGORITHMS, *WITH_MEMORY])
 def test_every_algorithm_stops_and_resumes_exactly(
     algo: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ class APPOConfig(PPOConfig, VTraceConfig):
     """PPO's settings, and those of V-trace."""
 
     NOT_SUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("memory", "lstm_size", "shared_lstm", "sequence_length"),
+        ("memory", "lstm_size", "memory_span", "shared_lstm", "sequence_length"),
         "V-trace corrects rollouts row by row; ppo has memory",
     )
 

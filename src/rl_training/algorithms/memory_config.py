@@ -21,10 +21,15 @@ class MemoryConfig(NetworkConfig):
     up to the current one; 'none': they see the current observation."""
     lstm_size: int = 64
     """Cells of each LSTM or GRU, with memory."""
+    memory_span: int | None = None
+    """Steps over which gates keep the memory at first: biases are drawn for spans up to this one
+    (arXiv:1804.11188); unset: a few steps, which is enough where the past is seen soon after."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.lstm_size >= 1, "lstm_size", "at least 1")
+        if self.memory_span is not None:
+            self._require(self.memory_span > 2, "memory_span", "above 2")
         if self.has_memory and getattr(self, "network", None) is not None:
             rule = f"unset with memory: {self.memory}, which takes an 'encoder'"
             self._require(False, "network", rule)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.algorithms.sac import SAC, SACConfig, SACModel, soft_values
 from rl_training.algorithms.sequence_replay import sequence_targets
-from rl_training.models.recurrent.continuous import along
+from rl_training.models.recurrent.continuous import acting_state_size, along
 
 
 class RecurrentSAC(SAC):
@@ -28,8 +28,7 @@ class RecurrentSAC(SAC):
     @property
     def state_size(self) -> int:
         """Numbers of the state that is stored with sequences: the policy's and the critics'."""
-        actor, critics = self.module.actor, self.module.critics
-        return int(actor.state_size) + int(critics.state_size)  # type: ignore[arg-type]
+        return acting_state_size(self.module)
 
     def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ensemble_td_loss` of the critics along sequences."""
@@ -44,7 +43,7 @@ class RecurrentSAC(SAC):
         actions, logprobs = self._sample(batch["next_obs"], batch["noise"][0])
         next_q = self.target.module(batch["next_obs"], actions)
         values = soft_values({"next_q": next_q, "next_logprobs": logprobs}, self._ent_coef())
-        return sequence_targets(batch, values, self.config.n_step)  # type: ignore[attr-defined]
+        return sequence_targets(batch, values, self.config.n_step)
 
     def _sample(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
         params, _ = self.model.actor.policy(obs)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms.sequence_replay import sequence_targets
 from rl_training.algorithms.td3 import TD3, TD3Config
-from rl_training.models.recurrent.continuous import along
+from rl_training.models.recurrent.continuous import acting_state_size, along
 
 
 class RecurrentTD3(TD3):
@@ -26,8 +26,7 @@ class RecurrentTD3(TD3):
     @property
     def state_size(self) -> int:
         """Numbers of the state that is stored with sequences: the policy's and the critics'."""
-        actor, critics = self.module.actor, self.module.critics
-        return int(actor.state_size) + int(critics.state_size)  # type: ignore[arg-type]
+        return acting_state_size(self.module)
 
     def critic_loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `ensemble_td_loss` of the critics along sequences."""

@@ -207,12 +207,17 @@ def build_actor_critics(
     return ActorCritics(actor, build_critics(config, obs_spec, action_spec))
 
 
+def memory_settings(settings: Any) -> dict[str, Any]:
+    """Return the keywords of recurrent networks that describe their memory."""
+    return {name: getattr(settings, name) for name in ("memory", "lstm_size", "memory_span")}
+
+
 def build_recurrent_actor_critics(
     config: NetworkSettings, obs_spec: ObsSpec, action_spec: ActionSpec, head: ReplayHead
 ) -> ActorCritics:
     """Return a policy with this head and an ensemble of critics, with a memory each."""
     settings = config.algo_kwargs
-    memory = {"memory": settings.memory, "lstm_size": settings.lstm_size}
+    memory = memory_settings(settings)
     actor: Any = RecurrentActor(obs_spec, head, **memory, **_replay_network(config, obs_spec))
     critics: Any = RecurrentCritics(
         obs_spec,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ def build_a2c(
 
 
 # It acts, and collects rollouts, as PPO does.
-_OWN = {"name": "a2c", "config": A2CConfig, "build": build_a2c}
+_OWN: dict[str, Any] = {"name": "a2c", "config": A2CConfig, "build": build_a2c}
 SPEC = dataclasses.replace(
     PPO_SPEC, **_OWN, with_memory=dataclasses.replace(RECURRENT_SPEC, **_OWN)
 )

@@ -9,7 +9,7 @@ import torch
 from rl_training.algorithms.drqn import DRQN, DRQNConfig
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
-from rl_training.models.building import encoder_config, hidden_layers
+from rl_training.models.building import encoder_config, hidden_layers, memory_settings
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.policy import RecurrentTrainedPolicy
@@ -38,8 +38,7 @@ def build_drqn(
         action_spec,
         hidden_sizes=hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
         activation=knobs.activation,
-        memory=knobs.memory,
-        lstm_size=knobs.lstm_size,
+        **memory_settings(knobs),
         encoder=encoder_config(config, orthogonal=False),
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,

@@ -10,7 +10,7 @@ import torch
 from rl_training.algorithms.mappo import MAPPO, MAPPOConfig
 from rl_training.communicator import ALONE, Communicator
 from rl_training.config import TrainConfig
-from rl_training.models.building import encoder_config, hidden_layers
+from rl_training.models.building import encoder_config, hidden_layers, memory_settings
 from rl_training.models.central_actor_critic import CentralActorCritic, CentralLSTMActorCritic
 from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
 from rl_training.runtime.self_play import source_of_games
@@ -43,7 +43,7 @@ def build_mappo(
         normalize_obs=config.normalize_obs,
         clip_obs=config.clip_obs,
         normalize_values=knobs.normalize_values,
-        **({"memory": knobs.memory, "lstm_size": knobs.lstm_size} if has_memory else {}),
+        **(memory_settings(knobs) if has_memory else {}),
     ).to(device)
     return MAPPO(model, knobs, **learner_arguments(config, communicator, "minibatches"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -64,7 +65,7 @@ def build_recurrent_ppg(
 
 
 # It acts and is trained as PPO is; the phases are its own affair.
-_OWN = {"name": "ppg", "config": PPGConfig}
+_OWN: dict[str, Any] = {"name": "ppg", "config": PPGConfig}
 SPEC = dataclasses.replace(
     PPO_SPEC,
     **_OWN,

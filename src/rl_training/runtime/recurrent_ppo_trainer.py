@@ -12,7 +12,7 @@ from rl_training.config import TrainConfig
 from rl_training.contrib.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
 from rl_training.data.recurrent_rollout_buffer import RecurrentRolloutBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.models.building import encoder_config, hidden_layers
+from rl_training.models.building import encoder_config, hidden_layers, memory_settings
 from rl_training.models.recurrent.lstm_actor_critic import LSTMActorCritic
 from rl_training.runtime.actors import Actor
 from rl_training.runtime.on_policy import OnPolicyTrainer
@@ -65,8 +65,7 @@ def recurrent_settings(config: TrainConfig[Any], obs_spec: ObsSpec) -> dict[str,
     """Return the keywords that recurrent policies with a value function have in common."""
     knobs = config.algo_kwargs
     return {
-        "memory": knobs.memory,
-        "lstm_size": knobs.lstm_size,
+        **memory_settings(knobs),
         "hidden_sizes": hidden_layers(knobs.hidden_sizes, obs_spec, (64,)),
         "activation": knobs.activation,
         "log_std_init": knobs.log_std_init,

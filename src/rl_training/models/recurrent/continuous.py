@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training._internal.tree import tree_leaves, tree_map
-from rl_training.models.action_heads import ReplayHead
+from rl_training.models.action_heads import ActionHead, ReplayHead
 from rl_training.models.encoders import DEFAULT_ENCODER, EncoderConfig
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_continuous import EnsembleMLP
@@ -50,12 +50,13 @@ class RecurrentNetwork(ObservingModule):
         *,
         memory: str,
         lstm_size: int,
+        memory_span: int | None = None,
         encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
     ) -> None:
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
-        self.memory = make_layer(memory, self.num_features, lstm_size)
+        self.memory = make_layer(memory, self.num_features, lstm_size, span=memory_span)
         self.state_size = self.memory.state_size
 
     def remember(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,6 +168,11 @@ class RecurrentCritics(RecurrentNetwork):
         return values.view(-1, *rows.shape[:2])
 
 
+def acting_state_size(networks: Any) -> int:
+    """Return the numbers of a state of `ActingMemories` of a policy and critics."""
+    return int(networks.actor.state_size) + int(networks.critics.state_size)
+
+
 class ActingMemories:
     """A policy that acts, and the critics' memory, which sees what the policy sees.
 
@@ -175,7 +181,7 @@ class ActingMemories:
 
     def __init__(self, actor: RecurrentActor, critics: RecurrentCritics) -> None:
         self._actor, self._critics = actor, critics
-        self.head = actor.head
+        self.head: ActionHead = actor.head
         self._split = actor.state_size
         self.state_size = actor.state_size + critics.state_size
 

@@ -28,6 +28,10 @@ class GRU(RecurrentLayer):
             outputs, after = self.layer(inputs, state.unsqueeze(0).contiguous())
         return outputs, after[0]
 
+    def gates_with(self, keep: Tensor) -> dict[int, Tensor]:
+        """Return the bias of the gate z."""
+        return {1: keep}
+
     def numpy_step(self) -> NumpyStep:
         """Return one time step in NumPy, over views of the weights: several times faster."""
         size = self.size

@@ -60,6 +60,25 @@ class RecurrentLayer(nn.Module, ABC):
     def forward(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs over (time, batch, ...) and the last states, from states (batch, ...)."""
 
+    @torch.no_grad()
+    def keep_for(self, span: int) -> None:
+        """Draw biases of gates so that cells keep their state for 1 to ``span`` - 1 steps.
+
+        A gate that keeps sigmoid(b) of the state per step forgets it in about 1 + e^b steps
+        (Tallec and Ollivier 2018, arXiv:1804.11188): b = log(u), u uniform in [1, span - 1].
+        The gates of new inputs get the opposite where they are others.
+        """
+        keep = torch.empty(self.size).uniform_(1, span - 1).log()
+        biases = dict(self.layer.named_parameters())
+        for gate, values in self.gates_with(keep).items():
+            part = slice(gate * self.size, (gate + 1) * self.size)
+            biases["bias_ih_l0"][part] = values
+            biases["bias_hh_l0"][part] = 0.0
+
+    @abstractmethod
+    def gates_with(self, keep: Tensor) -> dict[int, Tensor]:
+        """Return biases by the place of their gate, given those of the gate that keeps."""
+
     @abstractmethod
     def numpy_step(self) -> NumpyStep:
         """Return one time step in NumPy, over views of the weights."""
@@ -89,6 +108,10 @@ class LSTM(RecurrentLayer):
         with cudnn_without_warning(inputs):
             outputs, (h, c) = self.layer(inputs, (h, c))
         return outputs, torch.cat((h[0], c[0]), -1)
+
+    def gates_with(self, keep: Tensor) -> dict[int, Tensor]:
+        """Return the biases of the gates i and f."""
+        return {0: -keep, 1: keep}
 
     def numpy_step(self) -> NumpyStep:
         """Return one time step in NumPy, over views of the weights: several times faster."""

@@ -48,6 +48,7 @@ class LSTMActorCritic(ObservingModule):
         *,
         memory: str = "lstm",
         lstm_size: int = 64,
+        memory_span: int | None = None,
         shared_lstm: bool = False,
         hidden_sizes: tuple[int, ...] = (64,),
         critic_hidden_sizes: tuple[int, ...] | None = None,
@@ -60,10 +61,11 @@ class LSTMActorCritic(ObservingModule):
     ) -> None:
         head = make_action_head(action_spec, log_std_init)
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
-        self.actor_lstm = make_layer(memory, self.num_features, lstm_size, orthogonal=True)
+        settings: dict[str, Any] = {"span": memory_span, "orthogonal": True}
+        self.actor_lstm = make_layer(memory, self.num_features, lstm_size, **settings)
         inputs = self.num_features if critic_inputs is None else critic_inputs
         self.critic_lstm = (
-            None if shared_lstm else make_layer(memory, inputs, lstm_size, orthogonal=True)
+            None if shared_lstm else make_layer(memory, inputs, lstm_size, **settings)
         )
         self.actor = MLP((lstm_size, *hidden_sizes, head.param_size), activation, 0.01)
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes

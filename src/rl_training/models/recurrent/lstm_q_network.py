@@ -36,6 +36,7 @@ class LSTMQNetwork(ObservingModule):
         activation: str,
         lstm_size: int,
         memory: str = "lstm",
+        memory_span: int | None = None,
         encoder: EncoderConfig = DEFAULT_ENCODER,
         normalize_obs: bool = False,
         clip_obs: float = 10.0,
@@ -44,7 +45,8 @@ class LSTMQNetwork(ObservingModule):
         super().__init__(obs_spec, encoder, clip_obs if normalize_obs else None, head)
         # Its last layer feeds the recurrent one and is followed by an activation too.
         self.trunk = MLP((self.num_features, *hidden_sizes), activation)
-        self.lstm = make_layer(memory, (self.num_features, *hidden_sizes)[-1], lstm_size)
+        inputs = (self.num_features, *hidden_sizes)[-1]
+        self.lstm = make_layer(memory, inputs, lstm_size, span=memory_span)
         self.values = nn.Linear(lstm_size, head.param_size)
         self.state_size = self.lstm.state_size
 
