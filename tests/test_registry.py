@@ -14,6 +14,7 @@ import rl_training
 import rl_training.api
 import rl_training.runtime
 import rl_training.trainer
+from rl_training.algorithms.off_policy import ReplayConfig
 from rl_training.algorithms.ppo import OnPolicyConfig
 from rl_training.api import ManagedAlgorithm, RecurrentAlgorithm, managed_class
 from rl_training.config import TrainConfig
@@ -177,3 +178,9 @@ def test_the_family_shares_its_settings() -> None:
     for algo in ALGORITHMS:  # a learning-rate schedule and an optimizer are settings of every one
         names = {"lr_schedule", "lr_warmup_fraction", "optimizer", "weight_decay"}
         assert names <= set(config_type(algo).__dataclass_fields__)
+
+
+def test_learners_from_a_replay_have_relu_whatever_else_they_inherit() -> None:
+    for algo in ALGORITHMS:
+        if issubclass(config_type(algo), ReplayConfig):
+            assert config_type(algo)().activation == "relu", algo

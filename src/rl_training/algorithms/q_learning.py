@@ -21,7 +21,7 @@ from rl_training.types import Progress, StopRequest, never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QLearningConfig(EpsilonGreedyConfig, OffPolicyConfig):
+class QLearningConfig(OffPolicyConfig, EpsilonGreedyConfig):
     """Settings of every Q-learner."""
 
     SEARCH: ClassVar[SearchSpace] = {
