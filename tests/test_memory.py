@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -12,6 +13,13 @@ import torch
 from conftest import MakeConfig
 from rl_training import A2C, DQN, DRQN, PPO, RecurrentPPO
 from rl_training.algorithms.a2c import A2CConfig
+from rl_training.algorithms.dqn import DQNConfig, DQNSettings
+from rl_training.algorithms.drqn import DRQNConfig
+from rl_training.algorithms.ppo import OnPolicyConfig, PPOConfig, RolloutMemoryConfig
+from rl_training.algorithms.q_learning import QLearningConfig
+from rl_training.algorithms.sac import SACConfig, SACSettings
+from rl_training.algorithms.sequence_replay import SequenceReplayConfig
+from rl_training.algorithms.td3 import TD3Config, TD3Settings
 from rl_training.config import algo_config_type
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
@@ -47,6 +55,25 @@ def test_dqn_with_memory_is_drqn_bit_for_bit(memory: str) -> None:
     theirs = weights_after(DRQN("CartPole-v1", **settings))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "memory"),
+    [
+        (PPOConfig, OnPolicyConfig, RolloutMemoryConfig),
+        (A2CConfig, OnPolicyConfig, RolloutMemoryConfig),
+        (DQNConfig, DQNSettings, SequenceReplayConfig),
+        (DRQNConfig, QLearningConfig, SequenceReplayConfig),
+        (SACConfig, SACSettings, SequenceReplayConfig),
+        (TD3Config, TD3Settings, SequenceReplayConfig),
+    ],
+)
+def test_settings_of_memory_change_no_other_default(kind: Any, base: Any, memory: Any) -> None:
+    """A dataclass brings the defaults of its bases along: the order of the bases matters."""
+    own = {*kind.__annotations__, *memory.__annotations__}
+    for field in dataclasses.fields(base):
+        if field.name not in own:
+            assert kind.__dataclass_fields__[field.name].default == field.default, field.name
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

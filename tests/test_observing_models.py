@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import rl_training.models
+from rl_training._internal.tree import tree_map
 from rl_training.algorithms.drqn import DRQN, DRQNConfig
 from rl_training.algorithms.sac import SACConfig, SACModel
 from rl_training.errors import ConfigError
@@ -36,8 +37,15 @@ from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
 from rl_training.models.normalizer import RunningNorm
 from rl_training.models.observing import ObservingModule, update_normalizers
-from rl_training.models.recurrent import LSTMActorCritic, LSTMQNetwork
-from rl_training.models.recurrent.lstm import LSTM
+from rl_training.models.recurrent import LSTMActorCritic, LSTMPPGModel, LSTMQNetwork
+from rl_training.models.recurrent.continuous import (
+    RecurrentActor,
+    RecurrentCritics,
+    RecurrentNetwork,
+    Sequences,
+)
+from rl_training.models.recurrent.gru import GRU
+from rl_training.models.recurrent.lstm import LSTM, RecurrentLayer
 from rl_training.models.team_q_network import MixedQNetwork, MonotonicMixer, SummedQNetwork
 from rl_training.models.user_class import UserClass
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Rows
@@ -95,6 +103,15 @@ MODELS: dict[str, Make] = {
     "lstm q network": lambda spec, **more: LSTMQNetwork(
         spec, DISCRETE, lstm_size=8, **SHAPE, **more
     ),
+    "lstm ppg": lambda spec, **more: LSTMPPGModel(
+        spec, DISCRETE, lstm_size=8, value_sizes=(8,), **SHAPE, **more
+    ),
+    "recurrent actor": lambda spec, **more: RecurrentActor(
+        spec, TanhHead((2,), 0.1), memory="gru", lstm_size=8, **SHAPE, **more
+    ),
+    "recurrent critics": lambda spec, **more: RecurrentCritics(
+        spec, 2, num_critics=3, memory="gru", lstm_size=8, **SHAPE, **more
+    ),
     "own actor critic": lambda spec, **more: CustomActorCritic(
         spec, DISCRETE, own(OwnActorCritic), **more
     ),
@@ -105,11 +122,12 @@ MODELS: dict[str, Make] = {
 }
 VECTORS_ONLY = {"lstm q network"}
 WITHOUT_ENCODER = {"own actor critic", "own box actor critic", "own q network"}
-WITH_NUMPY = [name for name in MODELS if name not in {"critics", "value", *WITHOUT_ENCODER}]
+WITHOUT_ACTIONS = {"critics", "value", "recurrent critics"}
+WITH_NUMPY = [name for name in MODELS if name not in {*WITHOUT_ACTIONS, *WITHOUT_ENCODER}]
 WITH_DICTS = [name for name in MODELS if name not in VECTORS_ONLY]
 WITHOUT_MASK = {
     *("box actor critic", "own box actor critic", "sac actor", "td3 actor", "cloning policy"),
-    *("critics", "value"),
+    *("critics", "value", "recurrent actor", "recurrent critics"),
 }
 
 
@@ -146,6 +164,11 @@ def outputs(model: Any, obs: Any) -> list[Tensor]:
     if isinstance(model, LSTMQNetwork):
         state = torch.full((ROWS, model.state_size), 0.1)
         return [model.q_values_sequence(obs.unsqueeze(0), state), model.act(obs, state)[1]]
+    if isinstance(model, RecurrentNetwork):
+        seen = Sequences(tree_map(lambda x: x[None], obs), torch.full((ROWS, 8), 0.1), 0)
+        if isinstance(model, RecurrentActor):
+            return [model.actions(seen)]
+        return [model(seen, torch.linspace(-1, 1, 2 * ROWS).reshape(1, ROWS, 2))]
     if isinstance(model, LSTMActorCritic):
         _, after, record = model.act(obs, torch.full((ROWS, model.state_size), 0.1))
         return [after, *record.values()]
@@ -212,7 +235,7 @@ def test_the_mask_is_no_feature(name: str) -> None:
     assert model.num_features == 6
     obs["action_mask"] = torch.ones_like(mask)
     assert torch.equal(model.encode(obs)[0], features)
-    if hasattr(model, "policy"):
+    if hasattr(model, "policy") and not isinstance(model, RecurrentNetwork):
         assert model.policy(obs)[1] is obs["action_mask"]
 
 
@@ -267,7 +290,7 @@ def test_numpy_acts_as_torch_does(name: str, normalize: bool) -> None:
 def both(model: Any, act: Any, obs: Tensor, noise: Tensor | None) -> tuple[list[Any], list[Any]]:
     """Actions (and states) by torch and by NumPy."""
     numpy_noise = None if noise is None else noise.numpy()
-    if isinstance(model, LSTMActorCritic | LSTMQNetwork):
+    if isinstance(model, LSTMActorCritic | LSTMQNetwork | RecurrentActor):
         state = torch.full((ROWS, model.state_size), 0.1)
         actions, after, _ = model.act(obs, state, noise)
         by_torch = [actions.numpy(), after.numpy()]
@@ -360,7 +383,8 @@ def test_unknown_names_in_a_checkpoint_are_still_refused() -> None:
 # Every model there is.
 
 PARTS = {
-    *(MLP, EnsembleMLP, EnsembleLayerNorm, LSTM, RunningNorm),
+    *(MLP, EnsembleMLP, EnsembleLayerNorm, RunningNorm),
+    *(LSTM, GRU, RecurrentLayer, RecurrentNetwork),
     *(FlattenEncoder, ImageEncoder, ActorCritics),
 }
 """Modules that are given features, or are encoders, or only hold networks."""

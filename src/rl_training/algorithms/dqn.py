@@ -68,7 +68,7 @@ class DQNSettings(QLearningConfig, CustomNetworkConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNConfig(SequenceReplayConfig, DQNSettings):
+class DQNConfig(DQNSettings, SequenceReplayConfig):
     """DQN's settings. With memory it is DRQN."""
 
     hidden_sizes: tuple[int, ...] | None = None

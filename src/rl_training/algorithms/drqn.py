@@ -22,7 +22,7 @@ from rl_training.search_space import Choice, SearchSpace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DRQNConfig(SequenceReplayConfig, QLearningConfig):
+class DRQNConfig(QLearningConfig, SequenceReplayConfig):
     """DRQN's settings."""
 
     SEARCH: ClassVar[SearchSpace] = {

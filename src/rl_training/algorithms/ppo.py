@@ -75,7 +75,7 @@ class OnPolicyConfig(ActorCriticConfig, RolloutConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RolloutMemoryConfig(MemoryConfig, OnPolicyConfig):
+class RolloutMemoryConfig(OnPolicyConfig, MemoryConfig):
     """Settings of algorithms whose policy and value function may be recurrent."""
 
     shared_lstm: bool = False

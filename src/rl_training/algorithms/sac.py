@@ -16,7 +16,6 @@ from rl_training.algorithms.gradient_step import GradientStep, Target, trainable
 from rl_training.algorithms.masking import masked_mean, padded_mean
 from rl_training.algorithms.off_policy import (
     CriticsConfig,
-    OffPolicyConfig,
     ReplayLearner,
     ensemble_td_loss,
 )
@@ -55,7 +54,7 @@ class SACSettings(CriticsConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SACConfig(SequenceReplayConfig, SACSettings, OffPolicyConfig):
+class SACConfig(SACSettings, SequenceReplayConfig):
     """SAC's settings."""
 
 

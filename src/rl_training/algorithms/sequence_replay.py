@@ -15,7 +15,7 @@ from rl_training.types import RunSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceReplayConfig(MemoryConfig, OffPolicyConfig):
+class SequenceReplayConfig(OffPolicyConfig, MemoryConfig):
     """Settings of learners from a replay that have a memory, or may have one."""
 
     batch_sequences: int = 32

@@ -15,7 +15,6 @@ from rl_training.algorithms.gradient_step import GradientStep, Target
 from rl_training.algorithms.masking import masked_mean, padded_mean
 from rl_training.algorithms.off_policy import (
     CriticsConfig,
-    OffPolicyConfig,
     ReplayLearner,
     ensemble_td_loss,
 )
@@ -48,7 +47,7 @@ class TD3Settings(CriticsConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Config(SequenceReplayConfig, TD3Settings, OffPolicyConfig):
+class TD3Config(TD3Settings, SequenceReplayConfig):
     """TD3's settings."""
 
     SEARCH: ClassVar[SearchSpace] = {
