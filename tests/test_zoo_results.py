@@ -164,17 +164,12 @@ def kept(name: str) -> tuple[Benchmark, Results]:
     return benchmark, results
 
 
-NOT_RUN_YET = {"pqn", "sac_discrete", *NOT_MEASURED}
-"""Algorithms some of whose presets have no results yet."""
-
-
 def test_every_algorithm_has_results_on_classic_control_and_box2d() -> None:
     for name in ("classic", "box2d"):
         benchmark, results = kept(name)
-        algos = {entry.preset: benchmark.config(entry).algo for entry in benchmark.entries}
-        assert set(algos.values()) | NOT_RUN_YET == set(ONLINE)
-        run = [preset for preset, algo in algos.items() if algo not in NOT_RUN_YET]
-        assert all(results.of(preset) for preset in run)
+        algos = {benchmark.config(entry).algo for entry in benchmark.entries}
+        assert algos == set(ONLINE) - NOT_MEASURED[name]
+        assert all(results.of(entry.preset) for entry in benchmark.entries)
 
 
 ENTRIES = [
