@@ -78,6 +78,7 @@ REPEATED = (
     "test_probes.py::test_policy_that_depends_on_the_observation[a2c+gru]",
     "test_probes.py::test_policy_that_depends_on_the_observation[ppg+lstm]",
     "test_probes.py::test_policy_that_depends_on_the_observation[dqn+gru]",
+    "test_probes.py::test_policy_that_depends_on_the_observation[sac+lstm]",
     "test_probes.py::test_policy_that_depends_on_the_observation[td3+gru]",
     "test_atari_dqn_trainer_smoke.py::test_killed_and_resumed_equals_never_stopped[native",
     "test_atari_envs.py::test_games_come_back_bit_for_bit[async-60]",
