@@ -110,10 +110,16 @@ def reasons(place: torch.device, obs_spec: ObsSpec = VECTOR, **settings: Any) ->
 
 def test_what_is_exact_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     on: dict[str, Any] = {"deterministic": True}
-    assert reasons(CPU) == reasons(CPU, **on) == reasons(CUDA, **on) == []
+    assert reasons(CPU) == reasons(CPU, **on) == []
+    assert reasons(CUDA, **on) == ["acceleration eager"]  # until tests on a GPU have passed
+    monkeypatch.setitem(determinism.EXACT_ACCELERATIONS, "cuda", ("eager",))
+    assert reasons(CUDA, **on) == []
     assert reasons(CUDA) == ["device cuda without deterministic"]
     assert reasons(CUDA, IMAGE, **on) == ["images on device cuda"]
     assert reasons(CUDA, algo="recurrent_ppo", **on) == ["a recurrent network on device cuda"]
+    assert reasons(CUDA, algo_kwargs={"memory": "gru"}, **on) == [
+        "a recurrent network on device cuda"
+    ]
     assert reasons(torch.device("mps"), **on) == ["device mps"]
     for mode in ("compile", "cudagraph"):
         assert reasons(CUDA, acceleration=mode, **on) == [f"acceleration {mode}"]
@@ -134,7 +140,10 @@ def test_acceleration_is_chosen_where_it_is_not_set(monkeypatch: pytest.MonkeyPa
     assert chosen(CUDA) == ("cudagraph", "steps and updates are launched as CUDA graphs")
     assert chosen(CUDA, capturable=False) == ("eager", "the environment is not capturable")
     assert chosen(CUDA, acceleration="eager") == ("eager", "as set")
-    assert chosen(CUDA, deterministic=True) == ("eager", "deterministic: its resume is exact")
+    assert chosen(CUDA, deterministic=True) == (
+        "eager",
+        "deterministic: graphs are not known to repeat",
+    )
     assert chosen(CUDA, algo_kwargs={"encoder": "torch.nn:Flatten"})[0] == "eager"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert chosen(CUDA) == ("eager", "cudagraph needs Triton and a C compiler")

@@ -396,7 +396,7 @@ def inexact_reasons(setup: Setup) -> list[str]:
         reasons.append("device cuda without deterministic")
     elif device == "cuda" and setup.source.info.obs_spec.has_images:
         reasons.append("images on device cuda")
-    elif device == "cuda" and find_entry(config.algo).memory:
+    elif device == "cuda" and config.has_memory:
         reasons.append("a recurrent network on device cuda")
     elif device not in EXACT_ACCELERATIONS:
         reasons.append(f"device {device}")

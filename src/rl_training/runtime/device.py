@@ -83,7 +83,7 @@ def pick_acceleration(
     if not capturable:  # a simulator may use the GPU while updates are captured
         return "eager", "the environment is not capturable"
     if config.deterministic and "cudagraph" not in EXACT_ACCELERATIONS["cuda"]:
-        return "eager", "deterministic: its resume is exact"
+        return "eager", "deterministic: graphs are not known to repeat"
     if "cudagraph" not in find_entry(config.algo).accelerations:
         return "eager", f"the only one for {config.algo}"
     if any(getattr(knobs, name, None) for name in ("encoder", "network")):
