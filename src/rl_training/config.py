@@ -230,8 +230,8 @@ class TrainConfig(Generic[AlgoConfig]):
     """How updates run: 'compile' compiles loss and gradients; 'cudagraph' also replays the
     update as one CUDA graph. Unset: cudagraph for environments on a GPU, where it is possible."""
     deterministic: bool = False
-    """Use only operations on CUDA whose results do not depend on timing; slower. It has no effect on
-    other devices."""
+    """Use only operations on CUDA whose results do not depend on timing; slower. It has no effect
+    on other devices."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of networks for images; bfloat16 needs CUDA."""
     torch_threads: int | None = None
