@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import statistics
@@ -110,6 +111,7 @@ def table_of_results(algo: str) -> str:
     return _table(rows)
 
 
+@functools.cache
 def zoo_results() -> dict[str, list[str]]:
     """Return a row for every preset of ``configs/`` that has results in the zoo."""
     rows = {}
@@ -174,6 +176,7 @@ def _figures(rows: list[list[str]]) -> str:
     return f'<div class="figures" markdown="1">\n\n{_table(rows)}\n\n</div>'  # for extra.css
 
 
+@functools.cache
 def _kept() -> list[tuple[Benchmark, PresetResult]]:
     found = []
     for name in benchmark_names():

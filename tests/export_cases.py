@@ -166,6 +166,8 @@ def make_config(case: Case, memory: str | None = None, **settings: Any) -> Train
     knobs: dict[str, Any] = {"hidden_sizes": (16, 8), "lstm_size": 6, "dueling": memory is None}
     if memory is not None:
         knobs["memory"] = memory
+    elif not entry.is_recurrent:
+        del knobs["lstm_size"]
     if IMAGE in entry.observations:
         knobs["feature_size"] = 12
     data = {} if entry.online else {"dataset": "nowhere", "total_updates": 1}

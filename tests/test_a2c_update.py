@@ -266,7 +266,7 @@ def test_a_saved_state_continues_exactly() -> None:
 
 def test_advantages_of_a_single_transition_cannot_be_standardised() -> None:
     def run(num_envs: int) -> RunSettings:
-        return cast("RunSettings", SimpleNamespace(num_envs=num_envs))
+        return cast("RunSettings", SimpleNamespace(num_envs=num_envs, acceleration="eager"))
 
     config = A2CConfig(num_steps=1, norm_adv=True)
     config.check_run(run(2))

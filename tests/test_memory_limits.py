@@ -270,5 +270,5 @@ def test_a_run_takes_the_memory_that_it_will_fill(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     short, whole = map(float, done.stdout.split())
-    assert short == pytest.approx(0, abs=0.2)
-    assert whole == pytest.approx(1, abs=0.2)
+    assert short == pytest.approx(0, abs=0.3)
+    assert whole == pytest.approx(1, abs=0.3)

@@ -23,6 +23,7 @@ from rl_training.models.action_heads import SquashedGaussianHead, TanhGaussianHe
 from rl_training.models.central_actor_critic import CentralActorCritic, CentralLSTMActorCritic
 from rl_training.models.custom import CustomActorCritic, CustomQNetwork
 from rl_training.models.encoders import FlattenEncoder, ImageEncoder
+from rl_training.models.iqn_network import CosineEmbedding, IQNNetwork
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_actor_critic import FeedForwardActorCritic, MLPActorCritic
 from rl_training.models.mlp_continuous import (
@@ -35,6 +36,7 @@ from rl_training.models.mlp_continuous import (
 )
 from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.models.mlp_q_network import FeedForwardQNetwork, MLPQNetwork
+from rl_training.models.noisy_mlp import NoisyMLP
 from rl_training.models.normalizer import RunningNorm
 from rl_training.models.observing import ObservingModule, update_normalizers
 from rl_training.models.recurrent import LSTMActorCritic, LSTMPPGModel, LSTMQNetwork
@@ -48,6 +50,7 @@ from rl_training.models.recurrent.gru import GRU
 from rl_training.models.recurrent.lstm import LSTM, RecurrentLayer
 from rl_training.models.team_q_network import MixedQNetwork, MonotonicMixer, SummedQNetwork
 from rl_training.models.user_class import UserClass
+from rl_training.models.value_distributions import Atoms, Quantiles
 from rl_training.types import ActionSpec, ArraySpec, ObsSpec, Rows
 
 VECTOR = ObsSpec({"": ArraySpec((3,), "float32")})
@@ -90,6 +93,9 @@ MODELS: dict[str, Make] = {
     "ppg": lambda spec, **more: MLPPPGModel(spec, DISCRETE, **SHAPE, **more),
     "q network": lambda spec, **more: MLPQNetwork(spec, DISCRETE, **SHAPE, **more),
     "dueling": lambda spec, **more: MLPQNetwork(spec, DISCRETE, dueling=True, **SHAPE, **more),
+    "iqn": lambda spec, **more: IQNNetwork(
+        spec, DISCRETE, num_policy_quantiles=8, embedding_size=4, **SHAPE, **more
+    ),
     "sac actor": lambda spec, **more: MLPActor(spec, SquashedGaussianHead((2,)), **SHAPE, **more),
     "td3 actor": lambda spec, **more: MLPActor(spec, TanhHead((2,), 0.1), **SHAPE, **more),
     "critics": lambda spec, **more: MLPCritics(spec, 2, num_critics=3, **SHAPE, **more),
@@ -281,7 +287,7 @@ def test_numpy_acts_as_torch_does(name: str, normalize: bool) -> None:
     for shown in (0, 1):
         if shown:  # the function reads the statistics of the model, also those that come later
             model.update_normalizer(Rows(scaled(observations(VECTOR, 200, seed=1)), ALL))
-        for given in (None, noise):
+        for given in (None,) if name == "iqn" else (None, noise):  # its noise: test_distributional
             for a, b in zip(*both(model, act, obs, given), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
@@ -386,6 +392,7 @@ PARTS = {
     *(MLP, EnsembleMLP, EnsembleLayerNorm, RunningNorm),
     *(LSTM, GRU, RecurrentLayer, RecurrentNetwork),
     *(FlattenEncoder, ImageEncoder, ActorCritics),
+    *(NoisyMLP, CosineEmbedding, Quantiles, Atoms),
 }
 """Modules that are given features, or are encoders, or only hold networks."""
 

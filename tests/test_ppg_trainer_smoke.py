@@ -140,10 +140,9 @@ def test_images_are_below_the_trunk_and_box_actions_resume_exactly(
     assert policy.act(np.zeros((36, 36, 1), np.uint8)).shape == (1,)
 
 
-@pytest.mark.parametrize("knob", ["lstm_size", "sequence_length", "shared_lstm"])
-def test_recurrence_is_refused(knob: str, make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=knob):
-        make_config(algo="ppg", **{knob: 8})
+def test_a_shared_memory_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="shared_lstm"):
+        make_config(algo="ppg", shared_lstm=True)
 
 
 def test_minibatches_that_do_not_divide_the_cycle_are_refused(make_config: MakeConfig) -> None:

@@ -50,7 +50,7 @@ from rl_training.registry import ALGORITHMS
 )
 def test_an_unknown_algorithm(name: str, meant: str | None) -> None:
     assert nearest_name(name, ALGORITHMS.names()) == meant
-    expected = f"Did you mean '{meant}'" if meant else "Known: a2c, appo, awac, bc, cql, dqn"
+    expected = f"Did you mean '{meant}'" if meant else "Known: a2c, appo, awac, bc, c51, cql, dqn"
     with pytest.raises(ConfigError, match=f"unknown algo '{name}'.*{expected}"):
         TrainConfig(algo=name)
 

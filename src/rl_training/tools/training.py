@@ -73,7 +73,7 @@ TRAIN_GROUPS = (
     ),
     Group(
         "performance",
-        ("device", "acceleration", "precision", "torch_threads", "overlap"),
+        ("device", "acceleration", "deterministic", "precision", "torch_threads", "overlap"),
     ),
     Group("Ray", ("engine", "lag", "worker_cpus", "max_worker_failures")),
     Group("hyperparameters of {algo}", ("algo_kwargs",)),
