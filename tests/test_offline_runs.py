@@ -129,9 +129,7 @@ def test_totals_of_the_other_kind_are_refused() -> None:
         TrainConfig(algo="iql", total_updates=5, total_timesteps=5)
     with pytest.raises(ConfigError, match="'total_updates' must be"):
         TrainConfig(algo="bc", total_updates=-1)
-    with pytest.raises(
-        ConfigError, match="ppo does not learn from a dataset; use sac"
-    ):
+    with pytest.raises(ConfigError, match="ppo does not learn from a dataset; use sac"):
         TrainConfig(algo="ppo", dataset="a/b-v0")
     with pytest.raises(ConfigError, match="'shards' must be 1 with a dataset"):
         TrainConfig(algo="sac", dataset="a/b-v0", shards=2, num_envs=2)
