@@ -134,6 +134,8 @@ def test_policies_with_memory_take_and_return_a_state(tmp_path: Path) -> None:
         ({"vectorization": "device"}, "memory' must be none with vectorization: device"),
         ({"num_steps": 40}, "sequence_length' must be a divisor of num_steps = 40"),
         ({"memory": "elman"}, "memory"),
+        ({"memory": "none", "lstm_size": 32}, "lstm_size' must be unset without memory"),
+        ({"memory": "none", "algo": "dqn", "burn_in": 0}, "burn_in' must be unset without memory"),
         ({"algo": "appo", "num_steps": 64}, "memory' must be unset: V-trace"),
         (
             {"overlap": True, "preprocessing": "atari", "vectorization": "native"},

@@ -11,6 +11,12 @@ from rl_training.types import RunSettings
 
 Memory: TypeAlias = Literal["none", "lstm", "gru"]
 
+_OF_MEMORY = (
+    *("lstm_size", "memory_span", "shared_lstm"),
+    *("sequence_length", "batch_sequences", "burn_in"),
+)
+"""Settings without effect where there is no memory."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig(NetworkConfig):
@@ -27,6 +33,10 @@ class MemoryConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for field in dataclasses.fields(self):
+            fits = self.has_memory or getattr(self, field.name) == field.default
+            if field.name in _OF_MEMORY and not fits:
+                self._require(False, field.name, "unset without memory: it has no effect")
         self._require(self.lstm_size >= 1, "lstm_size", "at least 1")
         if self.memory_span is not None:
             self._require(self.memory_span > 2, "memory_span", "above 2")
