@@ -596,6 +596,10 @@ def test_one_source_and_it_comes_first(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["impala/cartpole", "--memory", "gru"],
+            "--memory is a setting of ppo, a2c, recurrent_ppo, ppg, dqn, drqn, ",  # not of appo
+        ),
         (["ppo/cartpole", "--buffer-size", "9"], "--buffer-size is a setting of dqn, qrdqn, c51, "),
         (["--algo=dqn", "--gae-lambda=1"], "--gae-lambda is a setting of ppo, a2c, recurrent_ppo"),
         (["--algo", "sac", "--no-norm-adv"], "--no-norm-adv is a setting of ppo"),

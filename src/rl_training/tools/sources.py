@@ -120,7 +120,9 @@ def _explained_flag(error: UnknownWordError, algo: str) -> ConfigError:
 def _has_setting(algo: str, field: str) -> bool:
     field = field.removeprefix("no_")
     with contextlib.suppress(ConfigError, ImportError, AttributeError):  # a broken package
-        return field in {one.name for one in dataclasses.fields(algo_config_type(algo))}
+        kind = algo_config_type(algo)
+        refused = getattr(kind, "NOT_SUPPORTED", {})
+        return field in {one.name for one in dataclasses.fields(kind)} - refused.keys()
     return False
 
 
