@@ -247,7 +247,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 ONLINE = [n for n, entry in ALGORITHMS.items() if not (entry.offline or entry.multi_agent)]
 """Algorithms that step environments of one agent, and only so."""
 NOT_MEASURED = {
-    "classic": {"c51", "iqn", "sac_discrete"},
+    "classic": {"c51", "sac_discrete"},
     "box2d": {"qrdqn", "c51", "iqn", "pqn", "sac_discrete"},
 }
 """Algorithms whose presets are not in these benchmarks of the zoo yet, by benchmark."""
