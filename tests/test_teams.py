@@ -297,6 +297,11 @@ def test_without_turns_they_are_those_of_gae() -> None:
 # -- rollouts --------------------------------------------------------------------------------------
 
 
+def of_memory(memory: str, sequence_length: int) -> dict[str, Any]:
+    """Settings of runs with a memory, or without."""
+    return {} if memory == "none" else {"memory": memory, "sequence_length": sequence_length}
+
+
 def rollout_of(
     env_fn: Callable[[], Any], make_config: MakeConfig, algo: str = "ippo", **settings: Any
 ) -> Any:
@@ -360,7 +365,7 @@ def test_rows_that_did_not_act_reach_no_loss(
     algo: str, env_fn: Callable[[], Any], memory: str, make_config: MakeConfig
 ) -> None:
     def gradient(poison: float) -> Tensor:
-        trainer = rollout_of(env_fn, make_config, algo, memory=memory, sequence_length=11)
+        trainer = rollout_of(env_fn, make_config, algo, **of_memory(memory, 11))
         buffer, learner = trainer.buffer, trainer.learner
         outside = ~buffer.learnt
         assert outside.any()
@@ -416,7 +421,7 @@ def test_it_resumes_exactly(
                 trainer.stopping.signals.received = "SIGTERM"
 
     extra: dict[str, Any] = {"normalize_values": True} if algo == "mappo" else {}
-    extra |= {"memory": memory, "sequence_length": 8}
+    extra |= of_memory(memory, 8)
     config = make_config(
         algo=algo, env_id=env_id, total_timesteps=800, normalize_obs=True, normalize_reward=True,
         **extra,
