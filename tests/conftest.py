@@ -160,7 +160,7 @@ REPEATED = (
     "test_torchrun.py::test_rank_0_alone_writes_and_prints",
     "test_zoo_presets.py::test_a_failed_run_does_not_sink_the_rest",
     "test_zoo_presets.py::test_an_interrupted_benchmark_goes_on_where_it_stopped[Ctrl-C]",
-    # QR-DQN, C51 and IQN are DQN with another loss, and PQN and discrete SAC share its networks.
+    # As above; PQN and discrete SAC share networks and replay with DQN and SAC.
     "test_probes.py::test_value_of_a_constant_reward[iqn]",
     "test_probes.py::test_value_of_a_delayed_reward_is_discounted[c51]",
     "test_probes.py::test_value_that_depends_on_the_observation[iqn]",
