@@ -165,10 +165,13 @@ def run_waits(num_envs: int, mode: str, device: str, counted: int) -> dict[str, 
 
         for _ in range(WARMUP if algo == "ppo" else 2):
             iterate()
-        with profile(activities=activities) as found:
-            for _ in range(counted):
-                iterate()
-        waits[algo] = sum(e.count for e in found.key_averages() if e.key in WAITS) / counted
+        counts = []
+        for more in (counted, 2 * counted):  # the profiler itself waits when it starts and stops
+            with profile(activities=activities) as found:
+                for _ in range(more):
+                    iterate()
+            counts.append(sum(e.count for e in found.key_averages() if e.key in WAITS))
+        waits[algo] = (counts[1] - counts[0]) / counted
         trainer.close()
     return waits
 

@@ -141,6 +141,8 @@ def learnt_from_images(algo: str, mode: str, device: str) -> Any:
         knobs |= {"batch_size": 16, "max_grad_norm": 0.5}
     else:
         knobs |= {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "anneal_lr": False}
+    if algo == "pqn":
+        knobs["optimizer"] = "adam"  # the first four steps of RAdam are small
     config: TrainConfig[Any] = TrainConfig(
         algo=algo,
         num_envs=2,

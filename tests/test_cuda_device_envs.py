@@ -80,10 +80,12 @@ def test_the_host_waits_at_most_twice_in_an_iteration(algo: str, trainers: Any) 
     # PPG's auxiliary phase reads its own metrics: once more in every second iteration.
     phases = 0.5 if algo == "ppg" else 0.0
     iterate(trainer, 10)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        iterate(trainer, 4)
-    waits = {e.key: e.count for e in found.key_averages() if e.key in WAITS}
-    assert sum(waits.values()) / 4 <= 2 + phases, waits
+    counts = []
+    for iterations in (2, 6):  # the profiler itself waits when it starts and stops
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            iterate(trainer, iterations)
+        counts.append(sum(e.count for e in found.key_averages() if e.key in WAITS))
+    assert (counts[1] - counts[0]) / 4 <= 2 + phases, counts
 
 
 @pytest.mark.parametrize("algo", ON_DEVICE)

@@ -111,8 +111,6 @@ def reasons(place: torch.device, obs_spec: ObsSpec = VECTOR, **settings: Any) ->
 def test_what_is_exact_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     on: dict[str, Any] = {"deterministic": True}
     assert reasons(CPU) == reasons(CPU, **on) == []
-    assert reasons(CUDA, **on) == ["acceleration eager"]  # until tests on a GPU have passed
-    monkeypatch.setitem(determinism.EXACT_ACCELERATIONS, "cuda", ("eager",))
     assert reasons(CUDA, **on) == []
     assert reasons(CUDA) == ["device cuda without deterministic"]
     assert reasons(CUDA, IMAGE, **on) == ["images on device cuda"]

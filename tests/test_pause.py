@@ -82,7 +82,7 @@ def small(make_config: MakeConfig, algo: str, **overrides: Any) -> TrainConfig[A
     settings = {"total_timesteps": 384, "eval_interval": 128, "checkpoint_interval": 0}
     if plain(algo) in ("ppo", "ppg", "recurrent_ppo"):
         settings["num_steps"] = 32
-    if algo == "recurrent_ppo":
+    if algo in ("recurrent_ppo", "ppo+gru"):
         settings["sequence_length"] = 16
     if algo in ("idqn", "vdn", "qmix"):  # a step has a transition of each agent
         settings["total_timesteps"] = 576

@@ -33,7 +33,12 @@ ACTOR_CRITIC = {
 KNOBS: dict[str, dict[str, Any]] = {
     "ppo": {"num_steps": 32},
     "a2c": {"num_steps": 8, "lr_schedule": "linear", "log_std_init": -1.0},
-    "impala": {"num_steps": 16, "num_minibatches": 2, "lr_schedule": "linear"},
+    "impala": {
+        "num_steps": 16,
+        "num_minibatches": 2,
+        "lr_schedule": "linear",
+        "log_std_init": -1.0,
+    },
     "appo": {"num_steps": 32},
     "ppg": {"num_steps": 32, "policy_phases": 4},
     "dqn": {

@@ -175,13 +175,13 @@ def test_agents_learn_to_recall(
     algo: str, env_fn: Callable[[], Any], make_config: MakeConfig
 ) -> None:
     """Without memory the best that can be done is to be right half of the time."""
-    config = make_config(
+    plain = make_config(
         algo=algo, num_envs=8, num_steps=36, total_timesteps=24_000, learning_rate=5e-3, gamma=0.9,
-        memory="lstm", lstm_size=16, hidden_sizes=[16], sequence_length=12, eval_episodes=40,
+        hidden_sizes=[16], eval_episodes=40,
     )  # fmt: skip
+    config = plain.with_overrides(memory="lstm", lstm_size=16, sequence_length=12)
     result = ExperimentManager.setup(config, env_fn=env_fn, run_dir=None).train()
     assert result.metrics["eval/return_min"] == 2.0
-    plain = config.with_overrides(memory="none")
     result = ExperimentManager.setup(plain, env_fn=env_fn, run_dir=None).train()
     assert abs(result.metrics["eval/return_mean"]) < 1.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
 
@@ -73,13 +74,26 @@ class CudaGraph:
         if self._calls <= self._WARM_UP:
             return self._warm_up()
         if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._outputs = self._function(*self._inputs.on_device)
+            self._graph = self._captured()
         self._graph.replay()
         if not self._copies:
             return self._outputs
         return pytree.tree_map_only(Tensor, torch.clone, self._outputs)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        """Return a graph of the function; nothing is computed."""
+        graph = torch.cuda.CUDAGraph()
+        # An unused graph or stream that Python frees during a capture invalidates it.
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                self._outputs = self._function(*self._inputs.on_device)
+        finally:
+            if was_enabled:
+                gc.enable()
+        return graph
 
     @property
     def inputs(self) -> Any:

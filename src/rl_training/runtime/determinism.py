@@ -13,7 +13,7 @@ from rl_training.errors import ConfigError
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
 
-EXACT_ACCELERATIONS: dict[str, tuple[Acceleration, ...]] = {"cpu": ("eager",), "cuda": ()}
+EXACT_ACCELERATIONS: dict[str, tuple[Acceleration, ...]] = {"cpu": ("eager",), "cuda": ("eager",)}
 """Modes with which a resume is exact, by device: on CUDA with ``deterministic``.
 
 A mode belongs here once tests/test_cuda_resume.py has passed with it on a GPU.
