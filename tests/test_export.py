@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +35,8 @@ from rl_training.runtime.policy import TrainedPolicy
 from rl_training.types import ACTION_MASK, Array
 from team_envs import Mortals
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "deploy_onnx.py"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLE = EXAMPLES / "deploy_onnx_any.py"
 EVERYWHERE = [
     (Case("recurrent_ppo", "MultiDiscrete", MASKED), "onnx", False),
     (Case("sac", "bounded Box", VECTOR), "onnx", True),
@@ -334,6 +337,31 @@ assert not {{"torch", "rl_training", "gymnasium"}} & set(sys.modules)
         expected.append(action.tolist())
     assert actions == expected
     assert len({tuple(pair) for pair in expected}) > 1
+
+
+def test_the_short_example_needs_two_libraries(tmp_path: Path) -> None:
+    text = (EXAMPLES / "deploy_onnx.py").read_text(encoding="utf-8")
+    imports = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+    assert imports == ["numpy", "onnxruntime"]
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 20
+    model = RecurrentPPO("Pendulum-v1", lstm_size=8, num_steps=32, normalize_obs=True, seed=3)
+    model.learn(256, run_dir=None)
+    model.export(tmp_path / "deployed")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "deploy_onnx.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    printed = [ast.literal_eval(line)["action"] for line in done.stdout.splitlines()]
+    state, expected = None, []
+    for step in range(5):
+        action, state = model.predict(np.zeros((3, 3), np.float32), state, [step == 0] * 3)
+        expected.append(action)
+    np.testing.assert_allclose(printed, expected, atol=1e-5)
+    assert len(np.unique(printed)) == 5, "the memory changes what is done"
 
 
 # -- the command and the method --------------------------------------------------------------------
