@@ -80,6 +80,28 @@ def test_recorded_episodes_are_those_of_evaluation(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize(
+    ("env_id", "moves"),
+    [("pettingzoo:mpe2/simple_spread_v3", True), ("pettingzoo:classic/tictactoe_v3", False)],
+)
+def test_several_agents_are_recorded(
+    env_id: str, moves: bool, make_config: MakeConfig, tmp_path: Path, capsys: Any
+) -> None:
+    pytest.importorskip("pettingzoo")
+    checkpoint = trained(make_config(algo="ippo", env_id=env_id, num_steps=16))
+    output = tmp_path / "game.mp4"
+    flags = ("--num-episodes", "2", "--seed", "5", "--output", output)
+    assert run("record", checkpoint, *flags) == 0
+    result = evaluate_checkpoint(checkpoint, 2, seed=5)
+    played = list(zip(result.returns, result.lengths, strict=True))
+    assert told(capsys.readouterr().out) == [(round(r, 2), steps) for r, steps in played]
+    frames = decoded(output)
+    assert len(frames) == sum(result.lengths) + 2
+    first, last = frames[0, 40:].astype(int), frames[result.lengths[0], 40:]
+    assert (np.abs(first - last) > 60).any(), "agents moved, or there are pieces on the board"
+    assert moves == (result.lengths == (25, 25))
+
+
 def test_sampled_actions_are_those_of_evaluation(make_config: MakeConfig, capsys: Any) -> None:
     checkpoint = trained(make_config(algo="recurrent_ppo"))
     flags = ("--no-deterministic", "--seed", "3", "--fps", "10")

@@ -30,8 +30,14 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.models.cnn.columns import ColumnGameNetwork
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.matches import MatchResult, RuleActor, play_match
-from rl_training.runtime.ratings import after_game, elo_difference, expected_score
+from rl_training.runtime.matches import MatchResult, RuleActor, play_match, rate
+from rl_training.runtime.ratings import (
+    after_game,
+    elo_difference,
+    expected_score,
+    fitted_rating,
+    fitted_ratings,
+)
 from rl_training.runtime.self_play import SnapshotPool
 from rl_training.runtime.workflows import load_policy, resume_training
 from rl_training.types import ArraySpec, ObsSpec, Progress
@@ -214,6 +220,34 @@ def test_ratings() -> None:
     assert elo_difference(0.0, 200) == pytest.approx(-1040.39, abs=0.01)
 
 
+def test_ratings_of_a_set_explain_its_games() -> None:
+    known = np.array([0.0, 400.0, 100.0])
+    scores = np.array([[expected_score(a, b) for b in known] for a in known])
+    np.testing.assert_allclose(fitted_ratings(scores, 100), known, atol=1e-3)
+    found, error = fitted_rating(np.array([expected_score(250, b) for b in known]), known, 100)
+    assert found == pytest.approx(250, abs=1e-3)
+    # By hand: against one equal player the information of a game is (ln 10 / 400)^2 / 4.
+    found, error = fitted_rating(np.array([0.5]), np.zeros(1), 100)
+    assert (found, error) == (pytest.approx(0, abs=1e-3), pytest.approx(34.744, abs=1e-2))
+    # Results that contradict each other, by a search for the most likely ratings.
+    scores = np.array([[0.5, 0.9, 0.1], [0.1, 0.5, 0.7], [0.9, 0.3, 0.5]])
+    ratings = fitted_ratings(scores, 10)
+
+    def likelihood(second: float, third: float) -> float:
+        at = np.array([0.0, second, third])
+        chances = np.array([[expected_score(a, b) for b in at] for a in at])
+        return float((scores * np.log(chances)).sum())
+
+    best = likelihood(ratings[1], ratings[2])
+    for step in (-1.0, 1.0):
+        assert likelihood(ratings[1] + step, ratings[2]) < best
+        assert likelihood(ratings[1], ratings[2] + step) < best
+    # A player who wins everything is half a game short of it.
+    assert fitted_ratings(np.array([[0.5, 0.0], [1.0, 0.5]]), 200)[1] == pytest.approx(
+        1040.39, 1e-4
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -300,6 +334,22 @@ def test_games_are_counted_by_seat() -> None:
     assert won + drawn == 800
 
 
+def test_a_policy_is_rated_against_a_fixed_set() -> None:
+    one, zero = always(1).policy, always(0).policy
+    rating = rate(one, [zero, "random"], 200, env_fn=Higher)
+    assert rating.opponents[0] == 0
+    assert 200 < rating.opponents[1] < rating.elo
+    assert [match.counts()[2] for match in rating.matches] == [0, 0]
+    # The ratings of the set do not depend on who is rated.
+    again = rate(zero, [zero, "random"], 200, seed=one.config.seed, env_fn=Higher)
+    assert again.opponents == rating.opponents
+    assert again.elo < 100
+    assert again.matches[0].counts() == (0, 200, 0)
+    assert 0 < rating.standard_error < 200
+    with pytest.raises(ConfigError, match="at least one opponent"):
+        rate(one, [], env_fn=Higher)
+
+
 @pytest.mark.parametrize(
     ("play", "message"),
     [
@@ -372,6 +422,17 @@ def test_eval_against(run: Path, capsys: Any) -> None:
     assert f"{found['won']} won, {found['drawn']} drawn, {found['lost']} lost of 40" in first
     assert [line.split(":")[0] for line in seats] == ["  as player_1", "  as player_2"]
     assert call("eval", run, "--against", run, "--num-episodes", "10") == 0
+    capsys.readouterr()
+    words = ("eval", run, "--against", "random", "rule", "--num-episodes", "20", "--json")
+    assert call(*words) == 0
+    *_, line, last = capsys.readouterr().out.splitlines()
+    found = json.loads(last)
+    assert found["opponents"]["random"] == 0 < found["opponents"]["rule"]
+    assert line.startswith(f"Elo {found['elo']:.0f} +/- ")
+    assert line.endswith(f"where random 0, rule {found['opponents']['rule']:.0f}")
+    assert [one["against"] for one in found["matches"]] == ["random", "rule"]
+    assert call("eval", run, "--against", "rule", "rule") == 2
+    assert "named twice: rule rule" in capsys.readouterr().err
     assert call("eval", run, "--against", "rulr") == 2
     assert "no run or checkpoint 'rulr'" in capsys.readouterr().err
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from rl_training.envs.board_games import BoardGame, board_game_of
 from rl_training.errors import ConfigError
 from rl_training.eval import episodes_of_each, make_eval_env
 from rl_training.models.action_heads import make_action_head
-from rl_training.runtime.ratings import elo_difference
+from rl_training.runtime.ratings import elo_difference, fitted_rating, fitted_ratings
 from rl_training.seeding import stream_seed, torch_stream
 from rl_training.types import ACTION_MASK, ActionSpec, Array, Obs, Progress
 
@@ -63,6 +63,18 @@ class MatchResult:
     def elo_difference(self) -> float:
         """By how much the policy's Elo rating is above the opponent's; finite also at 100%."""
         return elo_difference(self.score, self.games)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rating:
+    """The Elo rating of a policy against a fixed set of players, the first of which has 0."""
+
+    elo: float
+    standard_error: float
+    opponents: tuple[float, ...]
+    """The ratings of the set, by the games of its players against each other."""
+    matches: tuple[MatchResult, ...]
+    """The games of the policy against each player of the set."""
 
 
 class _Stateless:
@@ -144,18 +156,64 @@ def play_match(
     Raises:
         ConfigError: the game is not one of two agents, or the opponent cannot play it.
     """
+    base = stream_seed(policy.config.seed if seed is None else seed, "evaluation")
+    return _match(policy, (policy, opponent), num_games, deterministic, base, env_fn)
+
+
+def rate(
+    policy: TrainedPolicy,
+    opponents: Sequence[TrainedPolicy | str],
+    num_games: int = 200,
+    *,
+    deterministic: bool = False,
+    seed: int | None = None,
+    env_fn: EnvFn | None = None,
+) -> Rating:
+    """Rate a policy against a fixed set of players.
+
+    The players of the set first play against each other, which gives their ratings; the policy then
+    plays against each of them. Ratings of several policies can be compared if the set and the seed
+    are the same. Arguments are those of `play_match`; ``num_games`` is that of each pair.
+    """
+    if not opponents:
+        raise ConfigError("a rating needs at least one opponent")
+    base = stream_seed(policy.config.seed if seed is None else seed, "evaluation")
+
+    def played(one: TrainedPolicy | str, other: TrainedPolicy | str) -> MatchResult:
+        return _match(policy, (one, other), num_games, deterministic, base, env_fn)
+
+    scores = np.full((len(opponents), len(opponents)), 0.5)
+    for i, one in enumerate(opponents):
+        for j, other in enumerate(opponents[:i]):
+            scores[i, j] = played(one, other).score
+            scores[j, i] = 1.0 - scores[i, j]
+    matches = tuple(played(policy, other) for other in opponents)
+    known = fitted_ratings(scores, num_games)
+    elo, error = fitted_rating(np.array([one.score for one in matches]), known, num_games)
+    return Rating(elo, error, tuple(known.tolist()), matches)
+
+
+def _match(
+    policy: TrainedPolicy,
+    players: tuple[TrainedPolicy | str, TrainedPolicy | str],
+    num_games: int,
+    deterministic: bool,
+    seed: int,
+    env_fn: EnvFn | None,
+) -> MatchResult:
+    """Let two players play the game that a policy was trained on."""
     if num_games < 1:
         raise ConfigError(f"the number of games must be at least 1; got {num_games}")
-    config = policy.config
-    base = stream_seed(config.seed if seed is None else seed, "evaluation")
-    env = make_eval_env(config, num_games, env_fn, (policy.obs_spec, policy.action_spec))
+    specs = (policy.obs_spec, policy.action_spec)
+    env = make_eval_env(policy.config, num_games, env_fn, specs)
     try:
         game = require_two_players(env)
-        players = (
-            policy.evaluation_actor(deterministic, base),
-            _opponent(opponent, policy, game, deterministic, base),
+        seeds = (seed, stream_seed(seed, "opponent"))
+        first, second = (
+            _player(player, policy, game, deterministic, own)
+            for player, own in zip(players, seeds, strict=True)
         )
-        return _played(game, players, num_games, base)
+        return _played(game, (first, second), num_games, seed)
     finally:
         env.close()
 
@@ -172,27 +230,26 @@ def require_two_players(env: Any) -> TeamAdapter:
     return env
 
 
-def _opponent(
-    opponent: TrainedPolicy | str,
+def _player(
+    player: TrainedPolicy | str,
     policy: TrainedPolicy,
     game: TeamAdapter,
     deterministic: bool,
-    base: int,
+    seed: int,
 ) -> Actor:
-    seed = stream_seed(base, "opponent")
-    if not isinstance(opponent, str):
-        theirs, ours = ((p.obs_spec, p.action_spec) for p in (opponent, policy))
+    if not isinstance(player, str):
+        theirs, ours = ((p.obs_spec, p.action_spec) for p in (player, policy))
         if [one.to_plain() for one in theirs] != [one.to_plain() for one in ours]:
             raise ConfigError(
-                f"the opponent was trained on {opponent.config.env_id}, with other observations or"
+                f"the opponent was trained on {player.config.env_id}, with other observations or"
                 f" actions than those of {policy.config.env_id}"
             )
-        return opponent.evaluation_actor(deterministic, seed)
+        return player.evaluation_actor(deterministic, seed)
     generator = torch_stream(seed, "evaluation_actions")
-    if opponent == "random":
+    if player == "random":
         return RandomActor(game.action_spec, generator)
-    if opponent != "rule":
-        raise ConfigError(f"no opponent {opponent!r}: name a policy, or one of {PLAYERS}")
+    if player != "rule":
+        raise ConfigError(f"no opponent {player!r}: name a policy, or one of {PLAYERS}")
     board = board_game_of(game.teams.env.metadata)
     if board is None:
         raise ConfigError(f"the rule player plays tic-tac-toe and connect four, not {game.name}")

@@ -104,10 +104,11 @@ class EvalArgs:
     """A run folder (its last checkpoint is used) or a checkpoint file."""
     num_episodes: int | None = None
     """Number of episodes; unset: 20, or 200 games with --against."""
-    against: str | None = None
+    against: tuple[str, ...] = ()
     """Of a game of two agents: play against this opponent, half of the games from each seat. It is
     another run or checkpoint; 'random'; or 'rule', which in tic-tac-toe and connect four takes wins
-    and blocks losses; unset: all agents act as trained."""
+    and blocks losses. Several also play against each other, and the policy gets an Elo rating
+    among them; unset: all agents act as trained."""
     deterministic: bool | None = None
     """Take the most likely action, or sample one (DQN, DRQN: random with probability
     exploration_final_eps; TD3: with exploration noise); unset: as the run's own evaluations
@@ -342,13 +343,14 @@ def evaluate(args: list[str]) -> int:
             "rl-training eval runs/RUN --num-episodes 50",
             "rl-training eval runs/RUN/checkpoints/best.pt --no-deterministic",
             "rl-training eval runs/RUN --against runs/OTHER  # a game of two agents",
+            "rl-training eval runs/RUN --against random rule  # its Elo rating among them",
         ),
     )
     options: EvalArgs = parse_flags(EvalArgs, args, "rl-training eval", text)
-    if options.against is not None:
+    if options.against:
         from rl_training.tools.matches import evaluate_against
 
-        return evaluate_against(options, options.against)
+        return evaluate_against(options)
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = evaluate_checkpoint(
