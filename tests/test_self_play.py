@@ -228,7 +228,8 @@ def test_ratings_of_a_set_explain_its_games() -> None:
     assert found == pytest.approx(250, abs=1e-3)
     # By hand: against one equal player the information of a game is (ln 10 / 400)^2 / 4.
     found, error = fitted_rating(np.array([0.5]), np.zeros(1), 100)
-    assert (found, error) == (pytest.approx(0, abs=1e-3), pytest.approx(34.744, abs=1e-2))
+    assert found == pytest.approx(0, abs=1e-3)
+    assert error == pytest.approx(34.744, abs=1e-2)
     # Results that contradict each other, by a search for the most likely ratings.
     scores = np.array([[0.5, 0.9, 0.1], [0.1, 0.5, 0.7], [0.9, 0.3, 0.5]])
     ratings = fitted_ratings(scores, 10)
