@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import probe_envs  # noqa: F401 - registers environments
-from conftest import QUICK_KNOBS, any_env
+from conftest import MEMORY_KNOBS, QUICK_KNOBS, WITH_MEMORY, any_env
 from rl_training.config import TrainConfig, WrapperConfig
 from rl_training.launched import rank
 from rl_training.registry import ALGORITHMS, TORCHRUN
@@ -61,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dqn_async": {"algo": "dqn", "vectorization": "async"},
     "dqn_interruptible": {"algo": "dqn", "prioritized": True, **_INTERRUPTIBLE},
     "sac_normalized": {"algo": "sac", "normalize_obs": True, "eval_deterministic": False},
+    **{name.replace("+", "_"): {"algo": name, "normalize_obs": True} for name in WITH_MEMORY},
 }
 """Cases besides the algorithms themselves."""
 
@@ -68,7 +69,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def make_case(name: str, shards: int, folder: Path) -> TrainConfig[Any]:
     """Return the config of a case: every algorithm that can be sharded, and the variants."""
     chosen = dict(VARIANTS.get(name, {"algo": name}))
-    algo = str(chosen.pop("algo"))
+    algo, _, memory = str(chosen.pop("algo")).partition("+")
     base: TrainConfig[Any] = TrainConfig(
         algo=algo,
         env_id=any_env(algo),
@@ -89,6 +90,12 @@ def make_case(name: str, shards: int, folder: Path) -> TrainConfig[Any]:
         knobs["buffer_size"] = 320
     if algo == "recurrent_ppo":
         knobs |= {"sequence_length": 8, "num_minibatches": 2}
+    if memory:
+        knobs |= {"memory": memory, **MEMORY_KNOBS[algo]}
+        if algo in ("ppo", "ppg"):
+            knobs |= {"sequence_length": 8, "num_minibatches": 2}
+        if algo == "ppg":
+            knobs["num_aux_minibatches"] = 2
     return base.with_overrides(**{**knobs, **chosen})
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from conftest import MakeConfig
+from conftest import WITH_MEMORY, MakeConfig, plain
 from direct_workers import DirectWorkers
 from remote_env import LoggedEnv
 from rl_training.errors import ConfigError, LostWorkerError, Paused
@@ -29,7 +29,7 @@ from rl_training.runtime.callbacks import Callback, IterationEnd
 from rl_training.runtime.workflows import resume_training
 from state_compare import assert_same_run, differences, final_state, metric_rows
 
-REMOTE = [name for name, entry in ALGORITHMS.items() if RAY in entry.engines]
+REMOTE = [name for name, entry in ALGORITHMS.items() if RAY in entry.engines] + WITH_MEMORY
 LAGGING = [name for name, entry in ALGORITHMS.items() if 1 in entry.lags]
 
 
@@ -46,9 +46,9 @@ def same(a: Path, b: Path) -> bool:
 
 
 def config_of(algo: str, make_config: MakeConfig, **settings: Any) -> Any:
-    on_policy = 1 in ALGORITHMS[algo].lags
+    on_policy = 1 in ALGORITHMS[plain(algo)].lags
     more: dict[str, Any] = {"normalize_reward": True} if on_policy else {}
-    if algo == "recurrent_ppo":
+    if algo in ("recurrent_ppo", "ppo+gru"):
         more["num_minibatches"] = 2
     total = 512 if on_policy else 160
     return make_config(
