@@ -254,7 +254,7 @@ def _progress(trainer: Trainer) -> Any:
 
 
 SCRIPT = """\
-import sys, time
+import signal, sys, time
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 from rl_training import PPO, SAC, TrainConfig
@@ -272,6 +272,7 @@ if mode == "evaluation":
 config = TrainConfig(algo=algo, env_id="Slow-v0", num_envs=1, total_timesteps=100_000,
                      algo_kwargs=knobs, eval_interval=8 if mode == "evaluation" else 0,
                      eval_episodes=50, tensorboard=False, progress=False)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
 print("ready", flush=True)
 model = {"ppo": PPO, "sac": SAC}[algo](config)
 try:
