@@ -434,6 +434,8 @@ def test_eval_against(run: Path, capsys: Any) -> None:
     assert [one["against"] for one in found["matches"]] == ["random", "rule"]
     assert call("eval", run, "--against", "rule", "rule") == 2
     assert "named twice: rule rule" in capsys.readouterr().err
+    assert call("eval", run, "--against") == 2
+    assert "--against names no opponent" in capsys.readouterr().err
     assert call("eval", run, "--against", "rulr") == 2
     assert "no run or checkpoint 'rulr'" in capsys.readouterr().err
 

@@ -156,8 +156,7 @@ def play_match(
     Raises:
         ConfigError: the game is not one of two agents, or the opponent cannot play it.
     """
-    base = stream_seed(policy.config.seed if seed is None else seed, "evaluation")
-    return _match(policy, (policy, opponent), num_games, deterministic, base, env_fn)
+    return _match(policy, (policy, opponent), num_games, deterministic, seed, env_fn)
 
 
 def rate(
@@ -177,10 +176,9 @@ def rate(
     """
     if not opponents:
         raise ConfigError("a rating needs at least one opponent")
-    base = stream_seed(policy.config.seed if seed is None else seed, "evaluation")
 
     def played(one: TrainedPolicy | str, other: TrainedPolicy | str) -> MatchResult:
-        return _match(policy, (one, other), num_games, deterministic, base, env_fn)
+        return _match(policy, (one, other), num_games, deterministic, seed, env_fn)
 
     scores = np.full((len(opponents), len(opponents)), 0.5)
     for i, one in enumerate(opponents):
@@ -198,22 +196,23 @@ def _match(
     players: tuple[TrainedPolicy | str, TrainedPolicy | str],
     num_games: int,
     deterministic: bool,
-    seed: int,
+    seed: int | None,
     env_fn: EnvFn | None,
 ) -> MatchResult:
     """Let two players play the game that a policy was trained on."""
     if num_games < 1:
         raise ConfigError(f"the number of games must be at least 1; got {num_games}")
+    base = stream_seed(policy.config.seed if seed is None else seed, "evaluation")
     specs = (policy.obs_spec, policy.action_spec)
     env = make_eval_env(policy.config, num_games, env_fn, specs)
     try:
         game = require_two_players(env)
-        seeds = (seed, stream_seed(seed, "opponent"))
+        seeds = (base, stream_seed(base, "opponent"))
         first, second = (
             _player(player, policy, game, deterministic, own)
             for player, own in zip(players, seeds, strict=True)
         )
-        return _played(game, (first, second), num_games, seed)
+        return _played(game, (first, second), num_games, base)
     finally:
         env.close()
 

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 _GAMES = 200
 
 
-def evaluate_against(options: EvalArgs) -> int:
+def evaluate_against(options: EvalArgs, names: Sequence[str]) -> int:
     """Let the policy of a run play against opponents, and print how the games ended."""
-    from rl_training.runtime.matches import play_match, rate
+    from rl_training.runtime.matches import PLAYERS, play_match, rate
     from rl_training.tools.episodes import load_player
 
     trust = trust_from_flag(options.trust_modules)
     other = {"env_id": options.env_id, "env_kwargs": options.env_kwargs}
     policy, _ = load_player(options.checkpoint, options.device, trust, **other)  # type: ignore[arg-type]
-    names = options.against
+    if not names:
+        raise ConfigError(f"--against names no opponent: a run, or one of {', '.join(PLAYERS)}")
     if len(set(names)) < len(names):
         raise ConfigError(f"--against: an opponent is named twice: {' '.join(names)}")
     opponents = [_opponent(name, options) for name in names]

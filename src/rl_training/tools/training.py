@@ -104,7 +104,7 @@ class EvalArgs:
     """A run folder (its last checkpoint is used) or a checkpoint file."""
     num_episodes: int | None = None
     """Number of episodes; unset: 20, or 200 games with --against."""
-    against: tuple[str, ...] = ()
+    against: tuple[str, ...] | None = None
     """Of a game of two agents: play against this opponent, half of the games from each seat. It is
     another run or checkpoint; 'random'; or 'rule', which in tic-tac-toe and connect four takes wins
     and blocks losses. Several also play against each other, and the policy gets an Elo rating
@@ -347,10 +347,10 @@ def evaluate(args: list[str]) -> int:
         ),
     )
     options: EvalArgs = parse_flags(EvalArgs, args, "rl-training eval", text)
-    if options.against:
+    if options.against is not None:
         from rl_training.tools.matches import evaluate_against
 
-        return evaluate_against(options)
+        return evaluate_against(options, options.against)
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = evaluate_checkpoint(
